@@ -1,0 +1,86 @@
+"""Backbones (timm), the small-image stem, and projection heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+from timm.models.resnet import ResNet, downsample_conv
+from torch import nn
+
+from moco.errors import UserError
+from moco.settings import check_names
+
+
+def build_backbone(
+    name: str, *, channels: int = 3, stem: str = "auto", base_width: int | None = None, image_size: int = 224
+) -> nn.Module:
+    """A timm model without classifier: (N, channels, S, S) → (N, `num_features`).
+
+    stem: "small" puts a 3×3 stride-1 convolution without pooling at the front of a ResNet, for images of about 32
+    pixels; "imagenet" keeps the model as it is; "auto" takes "small" for ResNets up to 64 pixels. base_width: channels
+    of a ResNet's first stage, with the later stages in proportion (64-128-256-512 for 64).
+
+    Raises UserError for an unknown name and for stem or base_width where the model is no ResNet.
+    """
+    check_names([name], timm.list_models(), "backbone")
+    options: dict[str, Any] = {"in_chans": channels, "num_classes": 0}
+    if timm.models.get_pretrained_cfg_value(name, "fixed_input_size"):
+        options["img_size"] = image_size
+    is_resnet = timm.models.model_entrypoint(name).__module__ == "timm.models.resnet"
+    if is_resnet:
+        options["zero_init_last"] = False  # as the authors' ResNet, which is torchvision's
+        options["channels"] = tuple((base_width or 64) * 2**stage for stage in range(4))
+    try:
+        model: nn.Module = timm.create_model(name, **options)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"backbone {name} cannot be built for {image_size} pixels: {' '.join(str(error).split())}") from error
+    if not isinstance(model, ResNet):
+        if stem == "small" or base_width is not None:
+            raise UserError(f"stem small and base_width are for ResNets, not for {name}")
+        return model
+    if resolve_stem(stem, model, image_size) == "small" or base_width is not None:
+        _refit_stem(model, channels, base_width or 64, small=resolve_stem(stem, model, image_size) == "small")
+    return model
+
+
+def resolve_stem(stem: str, model: nn.Module, image_size: int) -> str:
+    """What `stem` "auto" means for this model and image size."""
+    if stem != "auto":
+        return stem
+    return "small" if isinstance(model, ResNet) and image_size <= 64 else "imagenet"
+
+
+def _refit_stem(model: ResNet, channels: int, width: int, *, small: bool) -> None:
+    """Replace the first convolution by one of `width` channels, and the block behind it to fit."""
+    kernel, stride = (3, 1) if small else (7, 2)
+    model.conv1 = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.bn1 = nn.BatchNorm2d(width)
+    if small:
+        model.maxpool = nn.Identity()
+    first = model.layer1[0]
+    if first.conv1.in_channels != width:
+        outputs = width * type(first).expansion
+        # timm fixes the width behind a plain stem at 64; a narrower net needs its first block anew.
+        downsample = downsample_conv(width, outputs, kernel_size=1) if width != outputs else None
+        model.layer1[0] = type(first)(width, width, downsample=downsample)
+        model.layer1[0].apply(_initialise)
+    model.feature_info[0]["num_chs"] = width
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def projection_head(kind: str, width: int, feature_size: int) -> nn.Module:
+    """The head that is thrown away after pre-training: (N, width) → (N, feature_size).
+
+    kind: "linear" ([v1]) or "mlp" ([v2]: two layers, hidden width that of the backbone, ReLU).
+    """
+    if kind == "linear":
+        return nn.Linear(width, feature_size)
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, feature_size))
+    raise UserError(f"head must be linear or mlp, not {kind!r}")

@@ -1,0 +1,38 @@
+"""Parameter groups, and the learning rate as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from moco.settings import PretrainSettings
+
+
+def sgd(module: nn.Module, settings: PretrainSettings) -> torch.optim.SGD:
+    """SGD over the parameters of `module` that learn; norm layers and biases undecayed where asked."""
+    learning = [p for p in module.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": learning, "weight_decay": settings.weight_decay}]
+    if not settings.decay_norm_and_bias:
+        groups = [
+            {"params": [p for p in learning if p.ndim > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.sgd_momentum)
+
+
+def learning_rate(step: int, steps_per_epoch: int, settings: PretrainSettings) -> float:
+    """The rate of optimiser step `step`: linear in the global batch, warmed up, then falling by the schedule.
+
+    cosine: half a cosine over all steps ([v2]). step: divided by ten at each milestone ([v1]).
+    """
+    peak = settings.learning_rate * settings.batch_size / 256
+    warmup = settings.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    total = settings.epochs * steps_per_epoch
+    if settings.schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+    return peak * 0.1 ** sum(step >= milestone * total for milestone in settings.milestones)

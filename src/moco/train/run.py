@@ -1,0 +1,170 @@
+"""The run folder: resolved settings, metrics, checkpoints. Everything else reads a run from here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import yaml
+from torch import nn
+
+from moco.contrast.encoders import build_backbone
+from moco.errors import UserError
+from moco.settings import PretrainSettings, pretrain_settings, read_yaml
+
+SETTINGS = "settings.yaml"
+METRICS = "metrics.jsonl"
+SKIPPED = "skipped.csv"
+QUERY_BACKBONE = "query_encoder.backbone."
+
+
+class Run:
+    """One pre-training run on disk.
+
+    settings.yaml (all values resolved), metrics.jsonl, checkpoints/step-N.pt, tensorboard/, curves.png,
+    skipped.csv (pictures that could not be read, with the reason).
+
+    >>> run = moco.Run("runs/first")
+    >>> backbone = run.backbone()
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / SETTINGS).is_file():
+            raise UserError(f"{self.path} is not a run folder: it has no {SETTINGS}")
+
+    @classmethod
+    def create(cls, path: str | Path, settings: PretrainSettings) -> Run:
+        """Make a new run folder. Raises UserError where there is something already."""
+        check_new(path)
+        try:
+            (Path(path) / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot create the run folder {path}: {error.strerror}") from error
+        text = yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
+        write_atomically(Path(path) / SETTINGS, text.encode())
+        return cls(path)
+
+    @property
+    def settings(self) -> PretrainSettings:
+        """The settings of the run, without any `auto`."""
+        return pretrain_settings(**read_yaml(self.path / SETTINGS))
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def checkpoints(self) -> list[Path]:
+        """All checkpoints, the oldest first."""
+        return sorted((self.path / "checkpoints").glob("step-*.pt"))
+
+    def save(self, state: Mapping[str, Any], keep: int) -> Path:
+        """Write a checkpoint atomically under its `step`, and remove all but the newest `keep`."""
+        path = self.path / "checkpoints" / f"step-{state['step']:09d}.pt"
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            torch.save(dict(state), file)
+            _to_disk(file)
+        _rename(partial, path)
+        for old in self.checkpoints()[:-keep]:
+            old.unlink()
+        return path
+
+    def load(self, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """The newest checkpoint. Raises UserError where there is none yet."""
+        found = self.checkpoints()
+        if not found:
+            raise UserError(f"{self.path} has no checkpoint yet: the run ended before its first one")
+        state: dict[str, Any] = torch.load(found[-1], map_location=device, weights_only=True)
+        return state
+
+    def new_backbone(self) -> nn.Module:
+        """The network of the run as it was before training: a timm module with fresh random weights."""
+        return backbone_of(self.settings)
+
+    def backbone(self) -> nn.Module:
+        """The pre-trained query backbone, a plain timm module in eval mode: (N, C, S, S) → (N, num_features)."""
+        backbone = self.new_backbone()
+        weights = self.load()["model"]
+        own = {key.removeprefix(QUERY_BACKBONE): value for key, value in weights.items() if key.startswith(QUERY_BACKBONE)}
+        backbone.load_state_dict(own)
+        return backbone.eval()
+
+    # ---------------------------------------------------------------- metrics
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(values)) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl; a half-written last line is left out."""
+        return list(self._metric_lines())
+
+    def _metric_lines(self) -> Iterator[dict[str, Any]]:
+        path = self.path / METRICS
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    yield json.loads(line)
+
+    def rewind(self, step: int) -> None:
+        """Forget the metrics of steps after `step`: they will be made again."""
+        kept = "".join(json.dumps(line) + "\n" for line in self._metric_lines() if line["step"] <= step)
+        write_atomically(self.path / METRICS, kept.encode())
+
+    def skip(self, name: str, reason: str) -> None:
+        """Note a picture that could not be read."""
+        path = self.path / SKIPPED
+        line = ",".join('"' + text.replace('"', '""') + '"' for text in (name, reason)) + "\n"
+        with path.open("a", encoding="utf-8") as file:
+            if file.tell() == 0:
+                file.write("name,reason\n")
+            file.write(line)
+
+
+def backbone_of(settings: PretrainSettings) -> nn.Module:
+    """The untrained backbone that resolved settings describe."""
+    assert settings.channels != "auto"
+    return build_backbone(
+        settings.backbone,
+        channels=settings.channels,
+        stem=settings.stem,
+        base_width=settings.base_width,
+        image_size=settings.image_size,
+    )
+
+
+def check_new(path: str | Path) -> None:
+    """Raise UserError unless `path` is free for a new run: absent, or an empty folder."""
+    path = Path(path)
+    if (path / SETTINGS).exists():
+        raise UserError(f"{path} already holds a run: continue it with --resume {path}, or choose another --out")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} exists and is not an empty folder: choose another --out")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing, even if the machine stops."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        _to_disk(file)
+    _rename(partial, path)
+
+
+def _to_disk(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _rename(partial: Path, path: Path) -> None:
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
