@@ -225,9 +225,10 @@ def pretrain_settings(config: str | Path | None = None, **given: Any) -> Pretrai
 
 def explain(error: ValidationError) -> str:
     """The first problem of a pydantic error as one line: which setting, what was given, what is wrong."""
-    first = error.errors()[0]
+    first, *rest = error.errors()
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return message
-    name = str(first["loc"][0])
-    return f"{name} = {first['input']!r}: {message[:1].lower()}{message[1:]}"
+    # A field of several types has one error for each of them.
+    others = [other["msg"].removeprefix("Input should be ") for other in rest if other["loc"][0] == first["loc"][0]]
+    return f"{first['loc'][0]} = {first['input']!r}: {' or '.join([message[:1].lower() + message[1:], *others])}"

@@ -1,0 +1,1 @@
+"""From bytes to views: sources, decoding, random views, batches. Knows no model."""

@@ -1,0 +1,1 @@
+"""What has been learned: features once, then figures with and without labels. Never touches the model."""

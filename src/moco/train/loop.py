@@ -168,9 +168,10 @@ def _on_device(view: Tensor, settings: PretrainSettings, device: torch.device) -
 
 
 def _refuse_non_finite(loss: Tensor, step: int, rate: float) -> None:
-    if not math.isfinite(float(loss)):
+    value = loss.detach().item()
+    if not math.isfinite(value):
         raise TrainingError(
-            f"the loss is {float(loss)} at step {step + 1} (learning rate {rate:.3g}); the weights are as before this "
+            f"the loss is {value} at step {step + 1} (learning rate {rate:.3g}); the weights are as before this "
             "step: try a lower --learning-rate, --warmup-epochs 5 or --clip-gradient 1"
         )
 

@@ -1,0 +1,132 @@
+"""`moco VERB`. Options are generated from the settings class; what is wrong is said in one line, exit status 2.
+
+The parser is made here in a few lines rather than by a library, since layered settings (recipe < file < flags) need
+to know which flags were really given, and a mistake should be one line with the nearest name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from moco import __version__
+from moco.errors import Interrupted, TrainingError, UserError
+from moco.settings import RECIPES, PretrainSettings, nearest
+
+EPILOGUE = """\
+examples:
+  moco pretrain photos/ --recipe v2 --backbone resnet50 --epochs 200 --out runs/first
+  moco pretrain digits.npz --recipe small --out runs/digits
+  moco pretrain --resume runs/first
+  torchrun --nproc-per-node=4 -m moco pretrain photos/ --out runs/first
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status: 0, 1 (training failed), 2 (bad input) or 130 (Ctrl-C)."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        return _complain(error, 2)
+    except TrainingError as error:
+        return _complain(error, 1)
+    except Interrupted as stop:
+        return _complain(stop, 130)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+
+
+def _complain(what: object, status: int) -> int:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"moco: {what}", file=sys.stderr)
+    return status
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = _Parser(prog="moco", description="Self-supervised pre-training with Momentum Contrast", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"moco {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+    _add_pretrain(verbs, arguments)
+    demo = verbs.add_parser("demo", help="pre-train on the pictures in the package, evaluate, show", allow_abbrev=False)
+    demo.add_argument("--out", default="runs/demo", help="run folder; a number is added if it exists (default: %(default)s)")
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in verbs.choices:
+        raise UserError(f"unknown verb {arguments[0]!r}{nearest(arguments[0], verbs.choices)} (see moco --help)")
+    found, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flags = [option for verb in verbs.choices.values() for option in verb._option_string_actions]
+        raise UserError(f"unknown option {unknown[0]}{nearest(unknown[0], flags)}")
+    given = {name: value for name, value in vars(found).items() if name != "verb"}
+    if found.verb == "pretrain":
+        from moco.pretraining import pretrain, resume
+
+        if "resume" in given:
+            resume(given.pop("resume"), **given)
+        else:
+            pretrain(given.pop("data", ""), **given)
+    elif found.verb == "demo":
+        from moco.demo import demonstrate
+
+        demonstrate(**given)
+    else:
+        parser.print_help()
+    return 0
+
+
+def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
+    parser = verbs.add_parser(
+        "pretrain",
+        help="pre-train an encoder on images without labels",
+        description="Pre-train an encoder on images without labels. Values: defaults < recipe < --config < flags.",
+        epilog=EPILOGUE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("data", nargs="?", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
+    parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
+    recipe = next((b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--recipe"), "v2")
+    defaults = RECIPES.get(recipe, {})
+    for name, field in PretrainSettings.model_fields.items():
+        if name != "data":
+            add_option(parser, name, field, defaults.get(name, field.default))
+
+
+def add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, default: Any) -> None:
+    """Add the flag of one settings field: its name in kebab case, its description and default as help."""
+    shown = " ".join(f"{part:.4g}" for part in default) if isinstance(default, tuple) else default
+    text = (field.description or name).replace("%", "%%")
+    if not (isinstance(default, str) and not default):
+        text += f" (default: {'none' if shown is None else shown})"
+    flag = "--" + name.replace("_", "-")
+    if field.annotation is bool:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text.replace(f" (default: {shown})", f" (default: {'yes' if default else 'no'})"))
+    elif field.annotation is str:
+        parser.add_argument(flag, metavar="NAME", help=text)
+    else:
+        several = _is_tuple(field.annotation)
+        parser.add_argument(flag, nargs="+" if several else None, type=_value, metavar="X", help=text)
+
+
+def _is_tuple(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(map(_is_tuple, getattr(annotation, "__args__", ())))
+
+
+def _value(text: str) -> Any:
+    """A flag's value as YAML would read it; `none` is YAML's null."""
+    try:
+        return None if text.lower() == "none" else yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

@@ -1,0 +1,340 @@
+"""Batches of two views, in a seeded order, from any step on. A batch is a pure function of its step."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from moco.data import batched, per_image
+from moco.data.decode import DecodeError, decode
+from moco.data.sources import ArraySource, Source
+from moco.data.views import apply_batch, apply_image, draw, parameters
+from moco.errors import UserError
+from moco.settings import ViewSettings
+
+Array = np.ndarray[Any, Any]
+
+RESIDENT_BYTES = 2 * 2**30
+"""Arrays up to this size move to the training device as a whole."""
+
+_ORDER_STREAM = 0x6F726472  # keeps the order apart from everybody else who starts from the same seed
+
+
+@dataclass
+class Batch:
+    """Two views of each picture of a batch, on this process.
+
+    Attributes:
+        query, key: (n, C, S, S), uint8 on the CPU, or float32 in [0, 1] on the device (way "batch").
+        ids: (n,) int64 on the CPU: numbers of the pictures in the source.
+        skipped: (name, reason) of pictures that could not be decoded; the next readable ones stand in for them.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    ids: torch.Tensor
+    skipped: list[tuple[str, str]]
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory. Called by torch's loader."""
+        return Batch(self.query.pin_memory(), self.key.pin_memory(), self.ids, self.skipped)
+
+
+def permutation(seed: int, epoch: int, n: int) -> Array:
+    """The order of `n` pictures in an epoch: (n,) int64, a pure function."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(_ORDER_STREAM, epoch))
+    return np.random.default_rng(sequence).permutation(n)
+
+
+class ViewStream:
+    """The batches of a training, by step.
+
+    Args:
+        source: where the pictures are.
+        query, key: how the two views are made.
+        size: side of a view in pixels; channels: 1 or 3.
+        batch_size: pictures per step over all processes.
+        seed: together with epoch and step it decides everything.
+        workers: processes that make batches; 0 makes them in this process. Way "batch" needs none.
+        way: "image" decodes and makes views one by one on the CPU; "batch" takes an ArraySource and makes all views
+            of a batch at once on `device`.
+        rank, world: this process takes rows rank·b … (rank + 1)·b of every batch, b = batch_size / world.
+
+    Raises UserError for fewer pictures than a batch, and for a batch size that `world` does not divide.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        query: ViewSettings,
+        key: ViewSettings,
+        size: int,
+        channels: int,
+        batch_size: int,
+        seed: int,
+        workers: int,
+        way: Literal["image", "batch"],
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if len(source) < batch_size:
+            count = len(source)
+            raise UserError(
+                f"{count} images are fewer than one batch of {batch_size}; set batch_size to {count} or less"
+            )
+        if batch_size % world:
+            raise UserError(f"batch_size {batch_size} does not divide over {world} processes")
+        if way == "batch" and not isinstance(source, ArraySource):
+            raise UserError("views of whole batches need the images in one array; set views to image")
+        self.source = source
+        self.query = query
+        self.key = key
+        self.size = size
+        self.channels = channels
+        self.batch_size = batch_size
+        self.seed = seed
+        self.workers = 0 if way == "batch" else workers
+        self.device = device
+        self.rows = slice(rank * (batch_size // world), (rank + 1) * (batch_size // world))
+        self.steps_per_epoch = len(source) // batch_size
+        self._order: tuple[int, Array] | None = None
+        self._resident = resident(source, device) if way == "batch" and isinstance(source, ArraySource) else None
+        self._loader: DataLoader[Batch] | None = None
+        self._steps = _Steps()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_loader": None}  # what a spawned worker receives
+
+    def ids(self, step: int) -> Array:
+        """Numbers of the pictures of this process in a step, (n,) int64."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, permutation(self.seed, epoch, len(self.source))
+        return self._order[1][within * self.batch_size : (within + 1) * self.batch_size][self.rows]
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a global step: the same for the same (seed, step), wherever and whenever it is made."""
+        ids = self.ids(step)
+        table = draw(self.seed, step // self.steps_per_epoch, step, self.batch_size)[self.rows]
+        if self._resident is not None:
+            return self._batch_at_once(ids, table)
+        return self._batch_by_image(ids, table)
+
+    def _batch_at_once(self, ids: Array, table: Array) -> Batch:
+        assert self._resident is not None
+        images = take(self._resident, ids, self.channels, self.device)
+        height, width = images.shape[2:]
+        query = apply_batch(images, parameters(table[:, 0], height, width, self.query), self.size)
+        key = apply_batch(images, parameters(table[:, 1], height, width, self.key), self.size)
+        return Batch(query, key, torch.from_numpy(ids.copy()), [])
+
+    def _batch_by_image(self, ids: Array, table: Array) -> Batch:
+        views = np.empty((2, len(ids), self.size, self.size, self.channels), np.uint8)
+        ids, skipped = ids.copy(), []
+        for row in range(len(ids)):
+            pixels, ids[row], missed = readable(self.source, int(ids[row]), self.channels)
+            skipped += missed
+            height, width = pixels.shape[:2]
+            for view, settings in enumerate((self.query, self.key)):
+                drawn = parameters(table[row : row + 1, view], height, width, settings)
+                views[view, row] = apply_image(pixels, drawn, 0, self.size)
+        # Channels stay last in memory, which is the layout that the encoders want.
+        query, key = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
+        return Batch(query, key, torch.from_numpy(ids), skipped)
+
+    def run(self, first_step: int, last_step: int) -> Iterator[Batch]:
+        """The batches of the global steps first_step … last_step − 1."""
+        if self.workers == 0:
+            for step in range(first_step, last_step):
+                yield self.batch(step)
+            return
+        self._steps.range = range(first_step, last_step)
+        if self._loader is None:
+            self._loader = _worker_loader(_Batches(self), self._steps, self.workers, self.device.type == "cuda")
+        yield from self._loader
+
+
+class _Steps:
+    """The sampler of the loader: which steps come next. It outlives one run, because the workers do."""
+
+    range = range(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.range)
+
+    def __len__(self) -> int:
+        return len(self.range)
+
+
+class _Batches(Dataset[Batch]):
+    """A stream as torch's loader wants it: item `step` is a whole batch."""
+
+    def __init__(self, stream: ViewStream) -> None:
+        self.stream = stream
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.stream.batch(step)
+
+
+def _start_worker(_: int) -> None:
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends the workers in order
+
+
+def _worker_loader(dataset: Dataset[Any], steps: Any, workers: int, pin: bool = False) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        worker_init_fn=_start_worker,
+        persistent_workers=True,
+        prefetch_factor=2,
+        pin_memory=pin,
+    )
+
+
+def readable(source: Source, index: int, channels: int) -> tuple[Array, int, list[tuple[str, str]]]:
+    """Pixels of picture `index`, or of the next one that can be read; its number; (name, reason) of those passed over.
+
+    Raises UserError if there is none.
+    """
+    skipped: list[tuple[str, str]] = []
+    for ahead in range(len(source)):
+        number = (index + ahead) % len(source)
+        try:
+            return _pixels(source, number, channels), number, skipped
+        except _Unreadable as error:
+            skipped.append((error.name, error.reason))
+    raise UserError(f"none of the {len(source)} images can be read; the first: {skipped[0][0]}: {skipped[0][1]}")
+
+
+class _Unreadable(Exception):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+
+def _pixels(source: Source, index: int, channels: int) -> Array:
+    """Pixels of one picture, (H, W, channels). Raises _Unreadable for a file that is gone or damaged."""
+    try:
+        sample = source[index]
+    except OSError as error:
+        raise _Unreadable(str(error.filename or index), error.strerror or str(error)) from error
+    try:
+        return decode(sample.image, channels)
+    except DecodeError as error:
+        raise _Unreadable(sample.name, error.reason) from error
+
+
+def resident(source: ArraySource, device: torch.device) -> torch.Tensor:
+    """All images of a source as one uint8 tensor (N, H, W, C): on `device` if it is small enough, else where it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes here
+        images = torch.from_numpy(source.images)
+    return images.to(device) if images.numel() <= RESIDENT_BYTES else images
+
+
+def take(images: torch.Tensor, ids: Array, channels: int, device: torch.device) -> torch.Tensor:
+    """Some of the images (N, H, W, C), on `device` as uint8 (n, channels, H, W)."""
+    rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(images.device)
+    taken = images[rows].to(device).permute(0, 3, 1, 2)
+    if taken.shape[1] == channels:
+        return taken
+    if channels == 3:
+        return taken.expand(-1, 3, -1, -1)
+    weights = torch.tensor([0.299, 0.587, 0.114], device=device).view(1, 3, 1, 1)
+    return (taken * weights).sum(dim=1, keepdim=True).add_(0.5).to(torch.uint8)
+
+
+def central_box(height: int, width: int, size: int) -> tuple[int, int, int, int]:
+    """Top, left, height and width of the deterministic view for evaluation.
+
+    Small views (up to 96 pixels) show the central square; larger ones 224/256 of its side, as is usual on ImageNet.
+    """
+    shorter = min(height, width)
+    side = shorter if size <= 96 else max(1, round(shorter * 224 / 256))
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def evaluation_batches(
+    source: Source, indices: Sequence[int] | Array, *, size: int, channels: int, batch_size: int, workers: int = 0
+) -> Iterator[torch.Tensor]:
+    """Pictures as an evaluator wants them, always the same: uint8 (n, channels, size, size) on the CPU, in order.
+
+    The central square of the picture, resized with antialiasing. A picture that cannot be read is mid-grey, so that
+    the rows keep their places.
+    """
+    chunks = _EvaluationBatches(source, np.asarray(indices, dtype=np.int64), size, channels, batch_size)
+    if workers == 0 or isinstance(source, ArraySource):
+        return (chunks[number] for number in range(len(chunks)))
+    return iter(_worker_loader(chunks, range(len(chunks)), workers))
+
+
+class _EvaluationBatches(Dataset[torch.Tensor]):
+    def __init__(self, source: Source, indices: Array, size: int, channels: int, batch_size: int) -> None:
+        self.source, self.indices, self.size, self.channels, self.batch_size = (
+            source,
+            indices,
+            size,
+            channels,
+            batch_size,
+        )
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        ids = self.indices[number * self.batch_size : (number + 1) * self.batch_size]
+        if isinstance(self.source, ArraySource):
+            return self._at_once(self.source, ids)
+        views = np.full((len(ids), self.size, self.size, self.channels), 128, np.uint8)
+        for row, index in enumerate(ids):
+            try:
+                pixels = _pixels(self.source, int(index), self.channels)
+            except _Unreadable:
+                continue
+            height, width = pixels.shape[:2]
+            views[row] = per_image.crop_resize(pixels, *central_box(height, width, self.size), self.size)
+        return torch.from_numpy(views).permute(0, 3, 1, 2)
+
+    def _at_once(self, source: ArraySource, ids: Array) -> torch.Tensor:
+        device = torch.device("cpu")
+        images = take(resident(source, device), ids, self.channels, device)
+        box = central_box(images.shape[2], images.shape[3], self.size)
+        top, left, height, width = (np.full(len(ids), number) for number in box)
+        views = batched.crop_resize(images, top, left, height, width, np.zeros(len(ids), dtype=bool), self.size)
+        return views.mul_(255).add_(0.5).to(torch.uint8)
+
+
+def measure_statistics(
+    source: Source, channels: int, count: int = 1000, seed: int = 0
+) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of the pixels per channel, in units of [0, 1], over `count` random pictures.
+
+    Each picture has the same weight, whatever its size. A standard deviation is at least 1/255, so that one can
+    divide by it. Raises UserError if no picture can be read.
+    """
+    moments = []
+    for index in permutation(seed, 0, len(source))[:count]:
+        try:
+            moments.append(cv2.meanStdDev(_pixels(source, int(index), channels)))
+        except _Unreadable:
+            continue
+    if not moments:
+        moments.append(cv2.meanStdDev(readable(source, 0, channels)[0]))
+    means, deviations = np.stack(moments)[:, :, :channels, 0].transpose(1, 0, 2)
+    mean = means.mean(axis=0)
+    variance = (deviations**2 + means**2).mean(axis=0) - mean**2
+    return (mean / 255).tolist(), (np.sqrt(variance.clip(min=1)) / 255).tolist()

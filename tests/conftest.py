@@ -1,0 +1,21 @@
+"""Real pictures that come with the packages: two photographs of scikit-learn, and Fashion-MNIST."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_sample_images
+
+from moco.data.fashion import load
+
+
+@pytest.fixture(scope="session")
+def photographs() -> list[np.ndarray[Any, Any]]:
+    """Two photographs, uint8 427 × 640 × 3."""
+    return [np.ascontiguousarray(image) for image in load_sample_images().images]
+
+
+@pytest.fixture(scope="session")
+def garments() -> np.ndarray[Any, Any]:
+    """400 Fashion-MNIST pictures, uint8 400 × 28 × 28."""
+    return np.asarray(load()[0][:400])

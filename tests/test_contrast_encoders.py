@@ -1,0 +1,73 @@
+"""Backbones and heads."""
+
+import pytest
+import timm
+import torch
+import torchvision
+
+from moco.contrast.encoders import build_backbone, projection_head
+from moco.errors import UserError
+
+
+@pytest.mark.parametrize(("name", "width"), [("resnet18", 128), ("resnet50", 512)])
+def test_narrow_resnet_with_the_small_stem(name, width):
+    net = build_backbone(name, channels=1, base_width=16, image_size=32)
+    assert net(torch.randn(2, 1, 32, 32)).shape == (2, width) == (2, net.num_features)
+    assert net.conv1.kernel_size == (3, 3)
+    assert net.conv1.stride == (1, 1)
+    assert net.forward_features(torch.randn(2, 1, 32, 32)).shape[-2:] == (4, 4)
+    assert net.conv1.out_channels == 16
+
+
+def test_the_usual_resnet_has_torchvisions_keys_shapes_and_start():
+    ours = build_backbone("resnet18", image_size=224)
+    theirs = torchvision.models.resnet18()
+    expected = {k: v.shape for k, v in theirs.state_dict().items() if not k.startswith("fc.")}
+    assert {k: v.shape for k, v in ours.state_dict().items()} == expected
+    # torchvision, and so the authors' code, starts the last norm of a block at 1; timm's own default is 0.
+    assert (ours.layer1[0].bn2.weight == 1).all()
+
+
+def test_stem_auto_follows_the_image_size():
+    assert build_backbone("resnet18", image_size=64).conv1.stride == (1, 1)
+    assert build_backbone("resnet18", image_size=65).conv1.stride == (2, 2)
+    assert build_backbone("resnet18", image_size=32, stem="imagenet").conv1.stride == (2, 2)
+
+
+def test_other_models_and_sizes():
+    net = build_backbone("vit_tiny_patch16_224", image_size=64, channels=1)
+    assert net(torch.randn(2, 1, 64, 64)).shape == (2, 192)
+    net = build_backbone("mobilenetv3_small_050", image_size=64)
+    assert net(torch.randn(2, 3, 64, 64)).shape == (2, net.num_features) or net.num_features > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "resnet5O"}, "did you mean resnet50"),
+        ({"name": "mobilenetv3_small_050", "stem": "small"}, "for ResNets"),
+        ({"name": "mobilenetv3_small_050", "base_width": 8}, "for ResNets"),
+        ({"name": "vit_tiny_patch16_224", "image_size": 60}, "cannot be built for 60 pixels"),
+    ],
+)
+def test_refuses_in_one_line(options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build_backbone(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_heads():
+    assert sum(p.numel() for p in projection_head("linear", 32, 8).parameters()) == 32 * 8 + 8
+    mlp = projection_head("mlp", 32, 8)
+    assert [tuple(p.shape) for p in mlp.parameters()] == [(32, 32), (32,), (8, 32), (8,)]
+    assert mlp(torch.randn(4, 32)).shape == (4, 8)
+    with pytest.raises(UserError, match="linear or mlp"):
+        projection_head("cubic", 32, 8)
+
+
+def test_every_first_layer_option_trains():
+    assert timm.__version__
+    for stem in ("small", "imagenet"):
+        net = build_backbone("resnet18", base_width=8, stem=stem, image_size=32)
+        net(torch.randn(4, 3, 32, 32)).sum().backward()
+        assert all(p.grad is not None for p in net.parameters())

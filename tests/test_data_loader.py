@@ -1,0 +1,253 @@
+"""A batch is a function of (seed, epoch, step): not of workers, of processes, or of where one starts."""
+
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from moco.data.loader import ViewStream, central_box, evaluation_batches, measure_statistics, permutation
+from moco.data.sources import ArraySource, FolderSource
+from moco.data.views import apply_image, draw, parameters
+from moco.errors import UserError
+from moco.settings import ViewSettings
+
+V2 = ViewSettings()
+WEAK = ViewSettings(jitter_probability=0, blur_probability=0, grayscale_probability=0)
+
+
+def stream(source, **changed):
+    options = {
+        "query": V2,
+        "key": V2,
+        "size": 24,
+        "channels": 3,
+        "batch_size": 8,
+        "seed": 5,
+        "workers": 0,
+        "way": "image",
+        "device": torch.device("cpu"),
+    }
+    return ViewStream(source, **(options | changed))
+
+
+def same(first, second):
+    return (
+        torch.equal(first.query, second.query)
+        and torch.equal(first.key, second.key)
+        and torch.equal(first.ids, second.ids)
+        and first.skipped == second.skipped
+    )
+
+
+@pytest.fixture(scope="module")
+def tiles(photographs):
+    """48 tiles of two photographs, uint8 48 × 40 × 3."""
+    return np.stack(
+        [photo[y : y + 40, x : x + 40] for photo in photographs for y in (0, 150, 300) for x in range(0, 600, 75)]
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tiles, tmp_path_factory):
+    """21 files of different sizes, three of them damaged."""
+    root = tmp_path_factory.mktemp("pictures")
+    for number, tile in enumerate(tiles[:21]):
+        Image.fromarray(tile[: 30 + number % 7, : 25 + number % 11]).save(root / f"{number:02}.png")
+    (root / "05.png").write_bytes(b"no picture at all")
+    (root / "06.png").write_bytes((root / "07.png").read_bytes()[:200])
+    (root / "20.png").write_bytes(b"")
+    return FolderSource(root)
+
+
+def test_permutation_is_a_pure_function():
+    order = permutation(3, 1, 1000)
+    assert sorted(order.tolist()) == list(range(1000))
+    assert (order == permutation(3, 1, 1000)).all()
+    assert (order != permutation(3, 2, 1000)).any()
+    assert (order != permutation(4, 1, 1000)).any()
+    assert order.dtype == np.int64
+
+
+@pytest.mark.parametrize("way", ["image", "batch"])
+def test_shapes_and_types(tiles, way):
+    batch = stream(ArraySource(tiles), way=way).batch(0)
+    for views in (batch.query, batch.key):
+        assert views.shape == (8, 3, 24, 24)
+        assert views.dtype == (torch.uint8 if way == "image" else torch.float32)
+        assert views.device.type == "cpu"
+    assert batch.ids.shape == (8,)
+    assert batch.ids.dtype == torch.int64
+    assert batch.skipped == []
+    assert not torch.equal(batch.query, batch.key)
+
+
+def test_views_are_those_of_the_drawn_numbers(tiles):
+    """The whole computation, written down again: order, table, one parameter row per view."""
+    found = stream(ArraySource(tiles), key=WEAK).batch(13)
+    epoch = 13 // 6
+    ids = permutation(5, epoch, 48)[(13 - 6 * epoch) * 8 :][:8]
+    table = draw(5, epoch, 13, 8)
+    assert found.ids.tolist() == ids.tolist()
+    for views, column, settings in ((found.query, 0, V2), (found.key, 1, WEAK)):
+        for row, index in enumerate(ids):
+            wanted = apply_image(tiles[index], parameters(table[:, column], 40, 40, settings), row, 24)
+            assert (views[row].permute(1, 2, 0).numpy() == wanted).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("colour", [False, True])
+def test_both_ways_agree(tiles, garments, channels, colour):
+    source = ArraySource(tiles if colour else garments[:48])
+    for step in range(6):
+        one = stream(source, channels=channels).batch(step)
+        many = stream(source, channels=channels, way="batch").batch(step)
+        assert torch.equal(one.ids, many.ids)
+        for first, second in ((one.query, many.query), (one.key, many.key)):
+            assert (first.double() - second.double() * 255).abs().mean() < 0.75
+
+
+def test_every_epoch_visits_every_picture_once(tiles):
+    source = ArraySource(tiles[:45])
+    views = stream(source)
+    assert views.steps_per_epoch == 5
+    for epoch in range(2):
+        seen = torch.cat([views.batch(step).ids for step in range(5 * epoch, 5 * epoch + 5)])
+        assert len(set(seen.tolist())) == 40
+    assert not torch.equal(views.batch(0).ids, views.batch(5).ids)
+    assert not same(views.batch(0), stream(source, seed=6).batch(0))
+
+
+def test_workers_and_start_do_not_matter(folder):
+    alone = stream(folder)
+    assert alone.steps_per_epoch == 2
+    wanted = [alone.batch(step) for step in range(7)]
+    assert sum(len(batch.skipped) for batch in wanted) > 0
+    assert all(same(batch, again) for batch, again in zip(wanted, stream(folder).run(0, 7), strict=True))
+    for workers in (1, 2):
+        helped = stream(folder, workers=workers)
+        assert all(same(batch, again) for batch, again in zip(wanted, helped.run(0, 7), strict=True))
+        for _ in helped.run(0, 7):  # left in the middle, then resumed
+            break
+        assert all(same(batch, again) for batch, again in zip(wanted[3:6], helped.run(3, 6), strict=True))
+        assert list(helped.run(4, 4)) == []
+
+
+@pytest.mark.parametrize("way", ["image", "batch"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_share_the_batch(tiles, way, world):
+    source = ArraySource(tiles)
+    whole = stream(source, way=way)
+    ranks = [stream(source, way=way, rank=rank, world=world) for rank in range(world)]
+    for step in (0, 4, 11):
+        parts = [rank.batch(step) for rank in ranks]
+        assert all(len(part.ids) == 8 // world for part in parts)
+        wanted = whole.batch(step)
+        assert torch.equal(torch.cat([part.ids for part in parts]), wanted.ids)
+        for name in ("query", "key"):
+            together = torch.cat([getattr(part, name) for part in parts])
+            assert (together.float() - getattr(wanted, name).float()).abs().max() < 1e-5
+
+
+def test_the_batched_way_repeats_exactly(garments):
+    options = {"way": "batch", "channels": 1, "workers": 2, "batch_size": 50}
+    first, second = stream(ArraySource(garments), **options), stream(ArraySource(garments), **options)
+    assert all(same(one, two) for one, two in zip(first.run(3, 10), second.run(3, 10), strict=True))
+
+
+def test_damaged_files_are_replaced_and_named(folder):
+    views = stream(folder, batch_size=21)
+    batch = views.batch(0)
+    order = permutation(5, 0, 21)
+    stand_in = {5: 7, 6: 7, 20: 0}
+    assert batch.ids.tolist() == [stand_in.get(int(index), int(index)) for index in order]
+    assert {name for name, _ in batch.skipped} == {"05.png", "06.png", "20.png"}
+    assert all(reason and "\n" not in reason for _, reason in batch.skipped)
+
+
+def test_a_file_that_vanishes_is_skipped(tmp_path, tiles):
+    for number in range(3):
+        Image.fromarray(tiles[number]).save(tmp_path / f"{number}.png")
+    source = FolderSource(tmp_path)
+    (tmp_path / "1.png").unlink()
+    batch = stream(source, batch_size=3).batch(0)
+    assert sorted(batch.ids.tolist()) == [0, 2, 2]
+    assert "1.png" in batch.skipped[0][0]
+    assert "No such file" in batch.skipped[0][1]
+    (tmp_path / "0.png").unlink()
+    (tmp_path / "2.png").unlink()
+    with pytest.raises(UserError, match="none of the 3 images can be read"):
+        stream(source, batch_size=3).batch(0)
+    with pytest.raises(UserError, match="none of the 3 images can be read"):
+        measure_statistics(source, 3)
+
+
+def test_what_a_stream_refuses(tiles, folder):
+    with pytest.raises(UserError, match="48 images are fewer than one batch of 64; set batch_size to 48"):
+        stream(ArraySource(tiles), batch_size=64)
+    with pytest.raises(UserError, match="8 does not divide over 3 processes"):
+        stream(ArraySource(tiles), world=3)
+    with pytest.raises(UserError, match="in one array"):
+        stream(folder, way="batch")
+
+
+def test_a_stream_can_be_sent_to_a_worker(folder):
+    views = stream(folder, workers=1)
+    wanted = next(iter(views.run(2, 3)))
+    assert same(pickle.loads(pickle.dumps(views)).batch(2), wanted)
+
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size", "box"),
+    [
+        (28, 28, 32, (0, 0, 28, 28)),
+        (40, 60, 64, (0, 10, 40, 40)),
+        (256, 512, 224, (16, 144, 224, 224)),
+        (1, 9, 224, (0, 4, 1, 1)),
+    ],
+)
+def test_central_box(height, width, size, box):
+    assert central_box(height, width, size) == box
+
+
+def test_evaluation_batches_of_files(folder):
+    indices = [3, 5, 0, 19, 7]
+    batches = list(evaluation_batches(folder, indices, size=32, channels=3, batch_size=2))
+    assert [tuple(batch.shape) for batch in batches] == [(2, 3, 32, 32), (2, 3, 32, 32), (1, 3, 32, 32)]
+    views = torch.cat(batches)
+    assert views.dtype == torch.uint8
+    assert (views[1] == 128).all()
+    assert (views[0] != 128).any()
+    pixels = np.asarray(Image.open(folder.root / "03.png"))  # 33 × 28
+    wanted = cv2.resize(pixels[2:30], (32, 32), interpolation=cv2.INTER_LINEAR)
+    assert np.abs(views[0].permute(1, 2, 0).numpy().astype(int) - wanted).mean() < 1
+    again = torch.cat(list(evaluation_batches(folder, np.array(indices), size=32, channels=3, batch_size=3, workers=2)))
+    assert torch.equal(again, views)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_evaluation_of_an_array_agrees_with_files(tmp_path, tiles, channels):
+    for number, tile in enumerate(tiles[:6]):
+        Image.fromarray(tile).save(tmp_path / f"{number}.png")
+    options = {"size": 100, "channels": channels, "batch_size": 4}
+    files = torch.cat(list(evaluation_batches(FolderSource(tmp_path), range(6), **options)))
+    arrays = torch.cat(list(evaluation_batches(ArraySource(tiles[:6]), range(6), **options)))
+    assert files.shape == arrays.shape == (6, channels, 100, 100)
+    assert (files.int() - arrays.int()).abs().max() <= 1
+
+
+def test_measured_statistics(garments, tiles, folder):
+    mean, std = measure_statistics(ArraySource(garments), 1, count=400)
+    assert mean == pytest.approx([garments.mean() / 255], abs=1e-6)
+    assert std == pytest.approx([garments.std() / 255], abs=1e-6)
+    mean, std = measure_statistics(ArraySource(tiles), 3, count=10_000)
+    assert mean == pytest.approx((tiles.mean((0, 1, 2)) / 255).tolist(), abs=1e-6)
+    assert std == pytest.approx((tiles.std((0, 1, 2)) / 255).tolist(), abs=1e-6)
+    assert measure_statistics(folder, 3, count=8) == measure_statistics(folder, 3, count=8)
+    assert measure_statistics(folder, 3, count=8) != measure_statistics(folder, 3, count=8, seed=1)
+    assert measure_statistics(ArraySource(np.full((4, 5, 5), 51, np.uint8)), 3) == ([0.2] * 3, [1 / 255] * 3)

@@ -1,0 +1,90 @@
+"""Layers of settings, and one clear line for each mistake."""
+
+import pytest
+
+from moco.errors import UserError
+from moco.settings import RECIPES, PretrainSettings, pretrain_settings
+
+
+def test_layers_defaults_recipe_file_flags(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("recipe: v1\nbatch-size: 64\ntemperature: 0.3\nlearning_rate: 1e-2\n")
+    found = pretrain_settings(file, temperature=0.5)
+    assert found.head == "linear"  # the recipe
+    assert found.batch_size == 64  # the file
+    assert found.learning_rate == 0.01  # YAML reads 1e-2 as text
+    assert found.temperature == 0.5  # the flag
+    assert found.momentum == 0.999  # the default
+
+
+def test_recipes_agree_with_the_papers():
+    v1, v2 = (pretrain_settings(recipe=name) for name in ("v1", "v2"))
+    for recipe in (v1, v2):
+        assert (recipe.momentum, recipe.learning_rate, recipe.sgd_momentum, recipe.weight_decay) == (0.999, 0.03, 0.9, 1e-4)
+        assert (recipe.feature_size, recipe.batch_size, recipe.epochs, recipe.symmetric) == (128, 256, 200, False)
+        assert recipe.crop_scale == (0.2, 1.0)
+        assert recipe.grayscale_probability == 0.2
+    assert (v1.head, v1.temperature, v1.schedule, v1.milestones) == ("linear", 0.07, "step", (0.6, 0.8))
+    assert (v1.hue, v1.jitter_probability, v1.blur_probability, v1.grayscale_first) == (0.4, 1.0, 0.0, True)
+    assert (v2.head, v2.temperature, v2.schedule) == ("mlp", 0.2, "cosine")
+    assert (v2.hue, v2.jitter_probability, v2.blur_probability, v2.blur_sigma) == (0.1, 0.8, 0.5, (0.1, 2.0))
+    assert set(RECIPES) == {"v1", "v2", "small"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_value_can_be_overridden(recipe):
+    for name in RECIPES[recipe]:
+        other = {"bool": True, "str": "step"}.get(type(getattr(pretrain_settings(recipe=recipe), name)).__name__)
+        value = PretrainSettings.model_fields[name].default if other is None else other
+        if name not in ("head", "schedule", "backbone"):
+            assert getattr(pretrain_settings(recipe=recipe, **{name: value}), name) == value
+
+
+def test_a_key_view_takes_the_querys_values_where_it_says_nothing():
+    found = pretrain_settings(key_view={"blur_probability": 0.1, "solarize_probability": 0.2}, hue=0.05)
+    assert found.query_views.blur_probability == 0.5
+    assert found.key_views.blur_probability == 0.1
+    assert found.key_views.hue == 0.05
+    assert pretrain_settings().key_views == pretrain_settings().query_views
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"recipe": "v22"}, "unknown recipe 'v22'; did you mean v2"),
+        ({"bacth_size": 3}, "unknown setting 'bacth_size'; did you mean batch_size"),
+        ({"queue_size": 0}, "queue_size = 0: .*greater than 0"),
+        ({"queue_size": -5}, "queue_size = -5: .*greater than 0"),
+        ({"batch_size": 0}, "batch_size = 0: .*greater than 0"),
+        ({"image_size": -1}, "image_size = -1: .*greater than 0"),
+        ({"momentum": 1}, "momentum = 1: .*less than 1"),
+        ({"momentum": -0.1}, "momentum = -0.1: .*greater than or equal to 0"),
+        ({"temperature": 0}, "temperature = 0: .*greater than 0"),
+        ({"epochs": "many"}, "epochs = 'many': .*integer"),
+        ({"crop_scale": (0.9, 0.1)}, "crop_scale must be two numbers"),
+        ({"crop_scale": (0.5, 2)}, "at most 1"),
+        ({"crop_scale": (0.5,)}, "crop_scale"),
+        ({"batch_size": 10, "accumulate": 3}, "does not divide"),
+        ({"warmup_epochs": 10, "epochs": 10}, "fewer than epochs"),
+        ({"key_view": {"blurr_probability": 1}}, "did you mean blur_probability"),
+        ({"key_view": {"blur_probability": 7}}, "less than or equal to 1"),
+        ({"head": "cubic"}, "head = 'cubic': .*'linear' or 'mlp'"),
+    ],
+)
+def test_one_clear_line_for_a_mistake(given, message):
+    with pytest.raises(UserError, match=message) as caught:
+        pretrain_settings(**given)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("- 1\n", "name: value"), ("a: [", "not valid YAML"), ("recipee: v1\n", "did you mean recipe")]
+)
+def test_a_bad_settings_file(tmp_path, text, message):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        pretrain_settings(tmp_path / "run.yaml")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="cannot read"):
+        pretrain_settings(tmp_path / "absent.yaml")
