@@ -123,6 +123,7 @@ def test_every_epoch_visits_every_picture_once(tiles):
 def test_workers_and_start_do_not_matter(folder):
     alone = stream(folder)
     assert alone.steps_per_epoch == 2
+    state = torch.get_rng_state()
     wanted = [alone.batch(step) for step in range(7)]
     assert sum(len(batch.skipped) for batch in wanted) > 0
     assert all(same(batch, again) for batch, again in zip(wanted, stream(folder).run(0, 7), strict=True))
@@ -133,6 +134,7 @@ def test_workers_and_start_do_not_matter(folder):
             break
         assert all(same(batch, again) for batch, again in zip(wanted[3:6], helped.run(3, 6), strict=True))
         assert list(helped.run(4, 4)) == []
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("way", ["image", "batch"])
@@ -182,6 +184,9 @@ def test_a_file_that_vanishes_is_skipped(tmp_path, tiles):
         stream(source, batch_size=3).batch(0)
     with pytest.raises(UserError, match="none of the 3 images can be read"):
         measure_statistics(source, 3)
+    with pytest.raises(UserError) as caught:
+        next(iter(stream(source, batch_size=3, workers=1).run(0, 1)))
+    assert "\n" not in str(caught.value)
 
 
 def test_what_a_stream_refuses(tiles, folder):

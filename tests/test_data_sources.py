@@ -84,7 +84,9 @@ def test_links_are_followed_once(folder, tmp_path, garments):
 
 
 def test_no_labels_without_two_folders_or_with_pictures_in_the_root(folder, garments):
-    assert open_source(folder / "bag").labels is None
+    assert open_source(folder / "bag").labels is None  # a.PnG lies in its root
+    write(folder.parent / "one" / "only" / "a.png", garments[0])
+    assert open_source(folder.parent / "one").labels is None
     assert open_source(folder, labels="none").labels is None
     assert open_source(folder, labels="none")[0].label is None
     write(folder / "loose.png", garments[0])

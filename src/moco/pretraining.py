@@ -108,8 +108,9 @@ def resume(
         source = open_source(data if in_memory else settings.data, settings.labels)
         settings = resolve(settings, source, own)
         model = build_model(settings)
-        console = _console(own, quiet)
-        return _train(settings, source, own, model, console)
+        if own.main:
+            Run(run).update(settings)
+        return _train(settings, source, own, model, _console(own, quiet))
 
 
 def backbone(run: str | Path) -> nn.Module:

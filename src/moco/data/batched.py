@@ -29,22 +29,23 @@ Array = np.ndarray[Any, Any]
 def apply_batch(images: torch.Tensor, view: ViewParameters, size: int) -> torch.Tensor:
     """Views of a batch: uint8 (N, C, H, W) with C = 1 or 3, to float32 (N, C, size, size) in [0, 1], same device.
 
-    Picture i gets row i of `view`. Give it fp32 matrix products (no autocast): it is not part of the model.
+    Picture i gets row i of `view`. Always computed in float32, also under autocast.
     """
-    pixels = crop_resize(images, view.top, view.left, view.height, view.width, view.flip, size)
-    colour = pixels.shape[1] == 3
-    if colour:
-        pixels = _grayscale(pixels, view.grayscale_before)
-    if view.jitter.any():
-        pixels = _jitter(pixels, view)
-    if colour:
-        pixels = _grayscale(pixels, view.grayscale_after)
-    pixels = _blur(pixels, view)
-    if view.solarize.any():
-        # Half a level below the threshold, where rounding to uint8 would reach it.
-        bright = (pixels >= (SOLARIZE_FROM - 0.5) / 255) & _column(view.solarize, pixels).bool()
-        pixels = torch.where(bright, 1 - pixels, pixels)
-    return pixels
+    with torch.autocast(images.device.type, enabled=False):
+        pixels = crop_resize(images, view.top, view.left, view.height, view.width, view.flip, size)
+        colour = pixels.shape[1] == 3
+        if colour:
+            pixels = _grayscale(pixels, view.grayscale_before)
+        if view.jitter.any():
+            pixels = _jitter(pixels, view)
+        if colour:
+            pixels = _grayscale(pixels, view.grayscale_after)
+        pixels = _blur(pixels, view)
+        if view.solarize.any():
+            # Half a level below the threshold, where rounding to uint8 would reach it.
+            bright = (pixels >= (SOLARIZE_FROM - 0.5) / 255) & _column(view.solarize, pixels).bool()
+            pixels = torch.where(bright, 1 - pixels, pixels)
+        return pixels
 
 
 def _column(values: Array, like: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
@@ -109,11 +110,11 @@ class ViewStream:
         self.steps_per_epoch = len(source) // batch_size
         self._order: tuple[int, Array] | None = None
         self._resident = resident(source, device) if way == "batch" and isinstance(source, ArraySource) else None
-        self._loader: DataLoader[Batch] | None = None
+        self._loader: DataLoader[Batch | UserError] | None = None
         self._steps = _Steps()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_loader": None}  # what a spawned worker receives
+        return self.__dict__ | {"_loader": None}  # what a copy, and so a spawned worker, receives
 
     def ids(self, step: int) -> Array:
         """Numbers of the pictures of this process in a step, (n,) int64."""
@@ -160,8 +161,19 @@ class ViewStream:
             return
         self._steps.range = range(first_step, last_step)
         if self._loader is None:
-            self._loader = _worker_loader(_Batches(self), self._steps, self.workers, self.device.type == "cuda")
-        yield from self._loader
+            # A copy, so that stream and loader form no cycle: the workers end when the stream is let go.
+            dataset = _Batches(copy.copy(self))
+            self._loader = _worker_loader(dataset, self._steps, self.workers, self.device.type == "cuda")
+        failure = None
+        for made in self._loader:
+            if isinstance(made, UserError):
+                failure = made
+                break
+            yield made
+        if failure is not None:
+            # Let the workers go first: held by the traceback of the error, they would end late and slowly.
+            self._loader = None
+            raise failure
 
 
 class _Steps:
@@ -176,14 +188,20 @@ class _Steps:
         return len(self.range)
 
 
-class _Batches(Dataset[Batch]):
-    """A stream as torch's loader wants it: item `step` is a whole batch."""
+class _Batches(Dataset["Batch | UserError"]):
+    """A stream as torch's loader wants it: item `step` is a whole batch.
+
+    A UserError travels as an item, because torch would wrap its one line in the worker's traceback.
+    """
 
     def __init__(self, stream: ViewStream) -> None:
         self.stream = stream
 
-    def __getitem__(self, step: int) -> Batch:
-        return self.stream.batch(step)
+    def __getitem__(self, step: int) -> Batch | UserError:
+        try:
+            return self.stream.batch(step)
+        except UserError as error:
+            return error
 
 
 def _start_worker(_: int) -> None:
@@ -202,6 +220,7 @@ def _worker_loader(dataset: Dataset[Any], steps: Any, workers: int, pin: bool = 
         persistent_workers=True,
         prefetch_factor=2,
         pin_memory=pin,
+        generator=torch.Generator(),  # nothing here is random, but torch would draw from the global numbers
     )
 
 

@@ -55,6 +55,7 @@ class Job:
     console: Console | None
     writer: Writer | None = None
     first_step: int = 0
+    skipped: set[str] = field(default_factory=set)
     optimizer: torch.optim.SGD = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)
 
@@ -260,7 +261,9 @@ def _any_process(flag: bool, device: torch.device) -> bool:
 
 def _note_skipped(job: Job, batch: Batch) -> None:
     for name, reason in batch.skipped:
-        job.run.skip(name, reason)
+        if name not in job.skipped:
+            job.skipped.add(name)
+            job.run.skip(name, reason)
 
 
 def _write_line(job: Job, line: dict[str, float]) -> None:

@@ -46,14 +46,17 @@ class Run:
             (Path(path) / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot create the run folder {path}: {error.strerror}") from error
-        text = yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
-        write_atomically(Path(path) / SETTINGS, text.encode())
+        _write_settings(Path(path), settings)
         return cls(path)
 
     @property
     def settings(self) -> PretrainSettings:
         """The settings of the run, without any `auto`."""
         return pretrain_settings(**read_yaml(self.path / SETTINGS))
+
+    def update(self, settings: PretrainSettings) -> None:
+        """Replace the settings of the run, for a continuation that changes some."""
+        _write_settings(self.path, settings)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -124,6 +127,11 @@ class Run:
             if file.tell() == 0:
                 file.write("name,reason\n")
             file.write(line)
+
+
+def _write_settings(path: Path, settings: PretrainSettings) -> None:
+    text = yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
+    write_atomically(path / SETTINGS, text.encode())
 
 
 def backbone_of(settings: PretrainSettings) -> nn.Module:
