@@ -295,7 +295,6 @@ def test_jitter_follows_its_order(pictures):
     amounts = {"brightness": 1.4, "contrast": 1.4, "saturation": 1.4, "hue": 0.2}
     for pixels in (pictures[0], pictures[4]):
         pixels, side = square(pixels)
-        results = []
         for order in ORDERS:
             view = fixed(top=0, left=0, height=side, width=side, jitter=True, order=order.tolist(), **amounts)
             one, many = both_ways(pixels, view, side)
@@ -305,9 +304,6 @@ def test_jitter_follows_its_order(pictures):
                     wanted = getattr(reference, f"adjust_{names[place]}")(wanted, amounts[names[place]])
             assert gap(many, wanted) < 0.05
             assert gap(one, wanted) < 1
-            results.append(many)
-        different = [(first - second).abs().mean() > 0.5 for first in results for second in results]
-        assert any(different)
 
 
 def test_operations_come_in_the_stated_order(pictures):

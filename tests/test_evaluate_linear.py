@@ -6,6 +6,7 @@ from sklearn.preprocessing import StandardScaler
 
 from moco.data import fashion
 from moco.errors import UserError
+from moco.evaluate import linear
 from moco.evaluate.linear import few_labels, linear_accuracy, stratified_parts
 
 
@@ -89,12 +90,28 @@ def test_collapsed_features_give_chance_and_no_error():
     assert linear_accuracy(noise, labels, point, labels) == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_a_dimension_constant_in_training_does_no_harm():
+def test_a_dimension_almost_constant_in_training_does_no_harm():
     train, labels = gaussians(300)
     test, test_labels = gaussians(600, seed=1)
     train[:, 0], test[:, 0] = 0.7, 0.7
-    test[::2, 0] = 0.71
-    assert linear_accuracy(train, labels, test, test_labels) > 0.95
+    train[0, 0] += 1e-4  # divided by its own deviation alone, the test rows would stand 35,000 deviations out
+    test[::2, 0] += 0.2
+    assert linear_accuracy(train, labels, test, test_labels, strengths=(1e-4,)) > 0.95
+
+
+@pytest.mark.parametrize(("rows", "held_out"), [(100, [20] * 5), (3000, [300])])
+def test_few_rows_are_all_held_out_in_turn_and_many_only_a_tenth(rows, held_out, monkeypatch):
+    seen = []
+    scores = linear._scores
+
+    def recorded(train, train_labels, test, *rest):
+        seen.append((len(train), len(test)))
+        return scores(train, train_labels, test, *rest)
+
+    monkeypatch.setattr(linear, "_scores", recorded)
+    train, labels = gaussians(rows)
+    linear_accuracy(train, labels, train[:50], labels[:50])
+    assert seen == [(rows - count, count) for count in held_out] + [(rows, 50)]
 
 
 def test_a_class_that_only_the_test_set_has_is_wrong():

@@ -156,7 +156,7 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> Pretr
         values["queue_size"] = min(65_536, 2 ** max((len(source) // 2).bit_length() - 1, 0))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cores = max(cores // own.world, 1)
-    batched = settings.views == "batch" or (settings.views == "auto" and _small_array(source))
+    batched = settings.views == "batch" or (settings.views == "auto" and _worth_batching(source, own.device))
     if batched and not isinstance(source, ArraySource):
         raise UserError("views batch needs images held in memory as one array (.npy, .npz); use --views image")
     values["views"] = "batch" if batched else "image"
@@ -218,8 +218,11 @@ def _batchnorm(settings: PretrainSettings, normalised: bool, own: Processes) -> 
     return {"bn_groups": groups, "shuffle_bn": useful if shuffle == "auto" else shuffle}
 
 
-def _small_array(source: Source) -> bool:
-    return isinstance(source, ArraySource) and max(source.images.shape[1:3]) <= 96
+def _worth_batching(source: Source, device: torch.device) -> bool:
+    if not isinstance(source, ArraySource) or max(source.images.shape[1:3]) > 96:
+        return False
+    # On a CPU, colour operations on a whole batch of floats cost more than on one picture of bytes at a time.
+    return device.type != "cpu" or source.images.shape[3] == 1
 
 
 def build_model(settings: PretrainSettings) -> MomentumContrast:

@@ -243,12 +243,12 @@ def _open_path(path: Path) -> FolderSource | ArraySource:
         raise UserError(f"{path} is neither a folder of images nor a .npz or .npy file")
     arrays = _load_npz(path)
     images = _pick_images(path, arrays)
-    found = next((arrays[key] for key in ("y", "labels") if key in arrays), None)
+    found = next((arrays[key] for key in ("y", "labels", "y_train") if key in arrays), None)
     return ArraySource(images, found, name=path.name)
 
 
 def _pick_images(path: Path, arrays: dict[str, Array]) -> Array:
-    for key in ("x", "images"):
+    for key in ("x", "images", "x_train"):
         if key in arrays:
             return arrays[key]
     candidates = [value for value in arrays.values() if value.ndim in (3, 4)]

@@ -65,7 +65,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, mode in modes:
-            module.training = mode  # not .train(mode): that would reach the children too
+            module.training = mode  # not .train(mode), which models override to keep parts frozen
 
 
 def checked_features(features: Tensor, name: str = "features") -> Tensor:

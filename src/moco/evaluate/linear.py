@@ -137,7 +137,6 @@ def _standard(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (variance + floor).sqrt()
 
 
-@torch.enable_grad()
 def _fit(
     features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float, iterations: int
 ) -> tuple[Tensor, Tensor]:
