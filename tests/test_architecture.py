@@ -19,7 +19,8 @@ ALLOWED = {
     "train": LEAVES | {"contrast", "data"},
     "evaluate": LEAVES | {"contrast", "data", "train"},
     "report": LEAVES | {"contrast", "data", "train", "evaluate"},
-    "pretraining": LEAVES | {"contrast", "data", "train", "evaluate", "report"},
+    "resolve": LEAVES | {"contrast", "data", "train"},
+    "pretraining": LEAVES | {"contrast", "data", "train", "evaluate", "report", "resolve"},
     "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining"},
     "cli": LEAVES | {"pretraining", "demo", "__init__"},
     "__main__": {"cli"},
@@ -70,7 +71,11 @@ def test_importing_does_not_wait_for_torch(statement):
 
 
 def test_public_names_are_there_whatever_was_imported_before():
-    check = "import moco, moco.pretraining, moco.contrast.moco\nassert all(getattr(moco, n) is not None for n in moco.__all__)\nassert callable(moco.pretrain) and callable(moco.backbone)"
+    check = (
+        "import moco, moco.pretraining, moco.contrast.moco\n"
+        "assert all(getattr(moco, name) is not None for name in moco.__all__)\n"
+        "assert callable(moco.pretrain) and callable(moco.backbone)"
+    )
     subprocess.run([sys.executable, "-c", check], check=True)
 
 

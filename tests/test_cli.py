@@ -43,9 +43,9 @@ def test_flags_become_settings(monkeypatch):
     seen = {}
     monkeypatch.setattr("moco.pretraining.pretrain", lambda data, **given: seen.update(data=data, **given))
     line = (
-        "pretrain photos/ --recipe v1 --crop-scale 0.3 0.9 --queue-size auto --batch-size 64 --learning-rate 1e-3 --symmetric "
-        "--no-tensorboard --clip-gradient none --shuffle-bn false --milestones 0.5 --out 2024 --channels 1 "
-        "--key-view {blur_probability:\\ 0.1} --mean 0.5"
+        "pretrain photos/ --recipe v1 --crop-scale 0.3 0.9 --queue-size auto --batch-size 64 "
+        "--learning-rate 1e-3 --symmetric --no-tensorboard --clip-gradient none --shuffle-bn false "
+        "--milestones 0.5 --out 2024 --channels 1 --key-view {blur_probability:\\ 0.1} --mean 0.5"
     )
     arguments = [part.replace("\\ ", " ") for part in re.split(r"(?<!\\) ", line)]
     assert cli.main(arguments) == 0
@@ -125,7 +125,9 @@ def test_bad_input_is_one_line_and_status_2_and_writes_nothing(photos, capsys, m
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("arguments", "message"), [(["pretrian"], "did you mean pretrain"), (["--verison"], "did you mean")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["pretrian"], "did you mean pretrain"), (["--verison"], "did you mean")]
+)
 def test_unknown_verbs_and_options(capsys, arguments, message):
     status, _, err = moco(capsys, *arguments)
     assert status == 2

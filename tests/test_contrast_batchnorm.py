@@ -12,7 +12,9 @@ from moco.contrast.batchnorm import shuffle, split_batchnorm
 
 def running(layer, parts, momentum=0.1):
     """The running mean after one batch: towards the mean of the groups' means."""
-    return (1 - momentum) * layer.running_mean + momentum * torch.stack([part.mean((0, 2, 3)) for part in parts]).mean(0)
+    return (1 - momentum) * layer.running_mean + momentum * torch.stack([part.mean((0, 2, 3)) for part in parts]).mean(
+        0
+    )
 
 
 @pytest.mark.parametrize("rows", [8, 10])

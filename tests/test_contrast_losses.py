@@ -54,7 +54,10 @@ def test_gradcheck(temperature):
     q, k, keys = unit(5, 8, 0).requires_grad_(), unit(5, 8, 1).requires_grad_(), unit(23, 8, 2)
     ids, key_ids = torch.arange(5), torch.arange(23) % 7
     assert torch.autograd.gradcheck(
-        lambda q, k: info_nce(q, k, keys, temperature, ids=ids, key_ids=key_ids, chunk=6).loss, (q, k), eps=1e-7, atol=1e-4
+        lambda q, k: info_nce(q, k, keys, temperature, ids=ids, key_ids=key_ids, chunk=6).loss,
+        (q, k),
+        eps=1e-7,
+        atol=1e-4,
     )
 
 
@@ -97,7 +100,13 @@ def test_own_keys_are_never_negatives(n, k_size, chunk, seed):
 
 def test_all_keys_masked_gives_no_loss_and_no_gradient():
     q = unit(3, 4, 0, torch.float32).requires_grad_()
-    found = info_nce(q, unit(3, 4, 1, torch.float32), unit(5, 4, 2, torch.float32), ids=torch.zeros(3).long(), key_ids=torch.zeros(5).long())
+    found = info_nce(
+        q,
+        unit(3, 4, 1, torch.float32),
+        unit(5, 4, 2, torch.float32),
+        ids=torch.zeros(3).long(),
+        key_ids=torch.zeros(5).long(),
+    )
     found.loss.backward()
     assert found.loss.item() == 0
     assert q.grad.abs().max() == 0
@@ -128,7 +137,10 @@ def test_full_precision_under_autocast():
         assert torch.equal(info_nce(q, k, keys, 0.07).loss, plain)
 
 
-@pytest.mark.parametrize(("shapes", "temperature"), [(((2, 3), (2, 4), (5, 3)), 1), (((2, 3), (2, 3), (5, 4)), 1), (((2, 3), (2, 3), (5, 3)), 0)])
+@pytest.mark.parametrize(
+    ("shapes", "temperature"),
+    [(((2, 3), (2, 4), (5, 3)), 1), (((2, 3), (2, 3), (5, 4)), 1), (((2, 3), (2, 3), (5, 3)), 0)],
+)
 def test_refuses_what_does_not_fit(shapes, temperature):
     with pytest.raises(ValueError, match="must be"):
         info_nce(*(torch.ones(shape) for shape in shapes), temperature)

@@ -50,7 +50,9 @@ def test_the_momentum_update_is_equation_2():
     with torch.no_grad():
         for parameter in net.query_encoder.parameters():
             parameter += torch.randn_like(parameter)
-    expected = [0.9 * k + 0.1 * q for k, q in zip(net.key_encoder.parameters(), net.query_encoder.parameters(), strict=True)]
+    expected = [
+        0.9 * k + 0.1 * q for k, q in zip(net.key_encoder.parameters(), net.query_encoder.parameters(), strict=True)
+    ]
     net.begin_step()
     for found, wanted in zip(net.key_encoder.parameters(), expected, strict=True):
         assert torch.allclose(found, wanted, atol=1e-6)
@@ -164,7 +166,9 @@ def test_feature_spread_is_one_for_scattered_features_and_zero_for_collapsed_one
     scattered = MomentumContrast(nn.Flatten(), dictionary=moco.Queue(8, 64))
     x = torch.randn(2000, 64)
     assert float(scattered(x, x).metrics["feature_spread"]) == pytest.approx(1, abs=0.02)
-    assert float(scattered(torch.ones(9, 64), torch.ones(9, 64)).metrics["feature_spread"]) == pytest.approx(0, abs=1e-6)
+    assert float(scattered(torch.ones(9, 64), torch.ones(9, 64)).metrics["feature_spread"]) == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_any_encoder_and_any_input():
@@ -196,7 +200,12 @@ def test_any_encoder_and_any_input():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"momentum": 1.0}, "momentum"), ({"momentum": -0.1}, "momentum"), ({"temperature": 0}, "temperature"), ({"shuffle_bn": True}, "no batch norm")],
+    [
+        ({"momentum": 1.0}, "momentum"),
+        ({"momentum": -0.1}, "momentum"),
+        ({"temperature": 0}, "temperature"),
+        ({"shuffle_bn": True}, "no batch norm"),
+    ],
 )
 def test_refuses_what_cannot_work(options, message):
     with pytest.raises(ValueError, match=message):

@@ -74,7 +74,9 @@ def test_batch_norm_shuffles_across_processes_and_queues_stay_equal(tmp_path):
     for name, value in queues[0].items():
         assert torch.equal(value, queues[1][name]), name
     assert (queues[0]["births"] >= 0).all()
-    plain = launch(tmp_path, "plain", OPTIONS | {"base_width": 8, "symmetric": True, "accumulate": 2, "shuffle_bn": False}, 2)
+    plain = launch(
+        tmp_path, "plain", OPTIONS | {"base_width": 8, "symmetric": True, "accumulate": 2, "shuffle_bn": False}, 2
+    )
     assert plain.metrics()[0]["loss"] != run.metrics()[0]["loss"]
 
 
@@ -89,7 +91,13 @@ def test_torchrun_on_the_command_line(tmp_path):
         "--out", "run",
     ]  # fmt: skip
     done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("epoch 1/1") == 1

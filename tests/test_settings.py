@@ -20,7 +20,12 @@ def test_layers_defaults_recipe_file_flags(tmp_path):
 def test_recipes_agree_with_the_papers():
     v1, v2 = (pretrain_settings(recipe=name) for name in ("v1", "v2"))
     for recipe in (v1, v2):
-        assert (recipe.momentum, recipe.learning_rate, recipe.sgd_momentum, recipe.weight_decay) == (0.999, 0.03, 0.9, 1e-4)
+        assert (recipe.momentum, recipe.learning_rate, recipe.sgd_momentum, recipe.weight_decay) == (
+            0.999,
+            0.03,
+            0.9,
+            1e-4,
+        )
         assert (recipe.feature_size, recipe.batch_size, recipe.epochs, recipe.symmetric) == (128, 256, 200, False)
         assert recipe.crop_scale == (0.2, 1.0)
         assert recipe.grayscale_probability == 0.2
@@ -79,7 +84,8 @@ def test_one_clear_line_for_a_mistake(given, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("- 1\n", "name: value"), ("a: [", "not valid YAML"), ("recipee: v1\n", "did you mean recipe")]
+    ("text", "message"),
+    [("- 1\n", "name: value"), ("a: [", "not valid YAML"), ("recipee: v1\n", "did you mean recipe")],
 )
 def test_a_bad_settings_file(tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(text)

@@ -12,12 +12,16 @@ from moco.train.run import Run, write_atomically
 
 @pytest.fixture
 def run(tmp_path):
-    settings = pretrain_settings(recipe="small", channels=1, stem="small", base_width=8, crop_scale=(0.3, 1), key_view={"hue": 0.0})
+    settings = pretrain_settings(
+        recipe="small", channels=1, stem="small", base_width=8, crop_scale=(0.3, 1), key_view={"hue": 0.0}
+    )
     return Run.create(tmp_path / "run", settings)
 
 
 def test_settings_come_back_as_they_went(run):
-    expected = pretrain_settings(recipe="small", channels=1, stem="small", base_width=8, crop_scale=(0.3, 1), key_view={"hue": 0.0})
+    expected = pretrain_settings(
+        recipe="small", channels=1, stem="small", base_width=8, crop_scale=(0.3, 1), key_view={"hue": 0.0}
+    )
     assert run.settings == expected
 
 

@@ -30,7 +30,7 @@ _HOME = {
     "split_batchnorm": "moco.contrast.batchnorm",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from moco.contrast.batchnorm import split_batchnorm as split_batchnorm

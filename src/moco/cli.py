@@ -7,6 +7,7 @@ to know which flags were really given, and a mistake should be one line with the
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,9 @@ def _dispatch(arguments: list[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
     _add_pretrain(verbs, arguments)
     demo = verbs.add_parser("demo", help="pre-train on the pictures in the package, evaluate, show", allow_abbrev=False)
-    demo.add_argument("--out", default="runs/demo", help="run folder; a number is added if it exists (default: %(default)s)")
+    demo.add_argument(
+        "--out", default="runs/demo", help="run folder; a number is added if it exists (default: %(default)s)"
+    )
     if arguments and not arguments[0].startswith("-") and arguments[0] not in verbs.choices:
         raise UserError(f"unknown verb {arguments[0]!r}{nearest(arguments[0], verbs.choices)} (see moco --help)")
     found, unknown = parser.parse_known_args(arguments)
@@ -97,7 +100,7 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
     parser.add_argument("data", nargs="?", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
     parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
-    recipe = next((b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--recipe"), "v2")
+    recipe = next((b for a, b in itertools.pairwise(arguments) if a == "--recipe"), "v2")
     defaults = RECIPES.get(recipe, {})
     for name, field in PretrainSettings.model_fields.items():
         if name != "data":
@@ -112,7 +115,11 @@ def add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, def
         text += f" (default: {'none' if shown is None else shown})"
     flag = "--" + name.replace("_", "-")
     if field.annotation is bool:
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=text.replace(f" (default: {shown})", f" (default: {'yes' if default else 'no'})"))
+        parser.add_argument(
+            flag,
+            action=argparse.BooleanOptionalAction,
+            help=text.replace(f" (default: {shown})", f" (default: {'yes' if default else 'no'})"),
+        )
     elif field.annotation is str:
         parser.add_argument(flag, metavar="NAME", help=text)
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -23,13 +24,14 @@ from moco.evaluate.handheld import handheld
 from moco.evaluate.knn import knn_accuracy
 from moco.evaluate.linear import few_labels, linear_accuracy
 from moco.pretraining import pretrain
-from moco.settings import PretrainSettings
+from moco.settings import RunSettings
 from moco.train.run import SETTINGS, Run, write_atomically
 
 EPOCHS = 16
 BASE_WIDTH = 16
 COLUMNS = ("kNN", "linear probe", "kNN, hand-held", "linear, 10 labels/class")
-Features = Callable[[np.ndarray], Tensor]
+Pictures = NDArray[np.uint8]
+Features = Callable[[Pictures], Tensor]
 
 
 def demonstrate(out: str = "runs/demo") -> Run:
@@ -66,7 +68,6 @@ def evaluate(run: Run, console: Console | None = None) -> dict[str, dict[str, fl
     x, y, x_test, y_test = fashion.load()
     moved = handheld(x_test)
     labels, test_labels = torch.from_numpy(y).long(), torch.from_numpy(y_test).long()
-    few = few_labels(labels, 10)
     settings = run.settings
     torch.manual_seed(settings.seed)
     kinds: dict[str, Features] = {
@@ -80,24 +81,25 @@ def evaluate(run: Run, console: Console | None = None) -> dict[str, dict[str, fl
         task = progress.add_task("", total=len(kinds) * len(COLUMNS))
         for kind, features in kinds.items():
             progress.update(task, description=kind)
-            train, test, shaken = features(x), features(x_test), features(moved)
-            figures = (
-                lambda train=train, test=test: knn_accuracy(train, labels, test, test_labels, k=20),
-                lambda train=train, test=test: linear_accuracy(train, labels, test, test_labels),
-                lambda train=train, shaken=shaken: knn_accuracy(train, labels, shaken, test_labels, k=20),
-                lambda train=train, test=test: linear_accuracy(train[few], labels[few], test, test_labels),
-            )
             rows[kind] = {}
+            figures = _figures(features(x), labels, features(x_test), features(moved), test_labels)
             for name, figure in zip(COLUMNS, figures, strict=True):
-                rows[kind][name] = figure()
+                rows[kind][name] = figure
                 progress.advance(task)
     return rows
 
 
-def _settled(network: nn.Module, images: np.ndarray, settings: PretrainSettings) -> nn.Module:
+def _figures(bank: Tensor, labels: Tensor, test: Tensor, moved: Tensor, test_labels: Tensor) -> Iterator[float]:
+    """The columns of the table, one after the other."""
+    few = few_labels(labels, 10)
+    yield knn_accuracy(bank, labels, test, test_labels, k=20)
+    yield linear_accuracy(bank, labels, test, test_labels)
+    yield knn_accuracy(bank, labels, moved, test_labels, k=20)
+    yield linear_accuracy(bank[few], labels[few], test, test_labels)
+
+
+def _settled(network: nn.Module, images: Pictures, settings: RunSettings) -> nn.Module:
     """An untrained net whose batch norm has at least seen the pictures: else it would compare badly for that alone."""
-    assert settings.mean != "auto"
-    assert settings.std != "auto"
     network.train()
     with torch.no_grad():
         for batch in _pictures(images[:2560], settings):
@@ -106,15 +108,13 @@ def _settled(network: nn.Module, images: np.ndarray, settings: PretrainSettings)
     return network.eval()
 
 
-def _encoder(network: nn.Module, settings: PretrainSettings) -> Features:
-    assert settings.mean != "auto"
-    assert settings.std != "auto"
+def _encoder(network: nn.Module, settings: RunSettings) -> Features:
     mean, std = settings.mean, settings.std
     network.to(memory_format=torch.channels_last)
     return lambda images: encode(network, _pictures(images, settings), mean=mean, std=std, device="cpu")
 
 
-def _pictures(images: np.ndarray, settings: PretrainSettings):
+def _pictures(images: Pictures, settings: RunSettings) -> Iterator[Tensor]:
     source = ArraySource(images)
     return evaluation_batches(
         source, np.arange(len(images)), size=settings.image_size, channels=settings.channels, batch_size=256

@@ -67,7 +67,8 @@ class PretrainSettings(ViewSettings):
     image_size: int = Field(224, gt=0, description="side of a view in pixels")
     channels: Auto | Literal[1, 3] = Field("auto", description="channels of the encoder's input: 1 or 3")
     mean: Auto | tuple[float, ...] = Field(
-        "auto", description="mean per channel for normalisation, of values 0 to 1; auto: ImageNet's for 3 channels, else measured"
+        "auto",
+        description="mean per channel of values 0 to 1; auto: ImageNet's for 3 channels, else measured",
     )
     std: Auto | tuple[float, ...] = Field("auto", description="standard deviation per channel; auto as for mean")
     workers: Auto | Annotated[int, Field(ge=0)] = Field("auto", description="processes that decode and make views")
@@ -82,7 +83,9 @@ class PretrainSettings(ViewSettings):
 
     backbone: str = Field("resnet50", description="encoder, any timm model name")
     base_width: int | None = Field(
-        None, gt=0, description="channels of the first stage of a ResNet (64 in the usual ones); the others scale with it"
+        None,
+        gt=0,
+        description="channels of the first stage of a ResNet (64 in the usual ones); the others scale with it",
     )
     stem: Auto | Literal["imagenet", "small"] = Field(
         "auto", description="first layers of a ResNet: 7×7 stride 2 and pooling, or 3×3 stride 1 for small images"
@@ -119,7 +122,8 @@ class PretrainSettings(ViewSettings):
     )
     threads: Auto | Annotated[int, Field(gt=0)] = Field("auto", description="CPU threads for training")
     monitor: Literal["auto", "knn", "retrieval", "none"] = Field(
-        "auto", description="check after an epoch: knn (needs labels), retrieval (two views of an image find each other)"
+        "auto",
+        description="check after an epoch: knn (needs labels), retrieval (two views of an image find each other)",
     )
     monitor_every: int = Field(1, gt=0, description="epochs between two checks")
     monitor_images: int = Field(10_000, gt=1, description="pictures that a check encodes at most")
@@ -139,7 +143,9 @@ class PretrainSettings(ViewSettings):
     @model_validator(mode="after")
     def _together(self) -> PretrainSettings:
         if self.batch_size % self.accumulate:
-            raise ValueError(f"batch_size {self.batch_size} does not divide into accumulate {self.accumulate} equal pieces")
+            raise ValueError(
+                f"batch_size {self.batch_size} does not divide into accumulate {self.accumulate} equal pieces"
+            )
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} must be fewer than epochs {self.epochs}")
         return self
@@ -153,6 +159,23 @@ class PretrainSettings(ViewSettings):
     def key_views(self) -> ViewSettings:
         """The view settings of the key: the query's, with `key_view` on top."""
         return ViewSettings(**(self.query_views.model_dump() | dict(self.key_view or {})))
+
+
+class RunSettings(PretrainSettings):
+    """The settings of a run: as chosen, with every `auto` replaced by what it came to."""
+
+    channels: Literal[1, 3]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    workers: Annotated[int, Field(ge=0)]
+    views: Literal["image", "batch"]
+    stem: Literal["imagenet", "small"]
+    queue_size: Annotated[int, Field(gt=0)]
+    bn_groups: Annotated[int, Field(gt=0)]
+    shuffle_bn: bool
+    precision: Literal["fp32", "bf16", "fp16"]
+    threads: Annotated[int, Field(gt=0)]
+    monitor: Literal["knn", "retrieval", "none"]
 
 
 # [v1] section 3 and appendix; [v2] table 1; `small` is this project's own, tuned in benchmarks/README.md.

@@ -1,0 +1,1 @@
+"""The algorithm. Knows torch only: no files, no command line, no data sets."""

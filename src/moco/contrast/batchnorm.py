@@ -8,8 +8,6 @@ of their own accord; one process splits its batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +43,6 @@ class SplitBatchNorm(_BatchNorm):
         return torch.cat(outputs)
 
 
-@cache
-def _split_class(plain: type[_BatchNorm]) -> type[Any]:
-    return type(f"Split{plain.__name__}", (SplitBatchNorm, plain), {})
-
-
 def split_batchnorm(module: nn.Module, groups: int) -> nn.Module:
     """Let every batch norm layer inside `module` normalise `groups` parts of the batch separately. In place.
 
@@ -59,8 +52,9 @@ def split_batchnorm(module: nn.Module, groups: int) -> nn.Module:
     for layer in module.modules():
         if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm):
             if not isinstance(layer, SplitBatchNorm):
-                layer.__class__ = _split_class(type(layer))
-            layer.groups = groups
+                plain = type(layer)
+                layer.__class__ = type(f"Split{plain.__name__}", (SplitBatchNorm, plain), {})
+            layer.__dict__["groups"] = groups
     return module
 
 

@@ -34,7 +34,9 @@ def build_backbone(
     try:
         model: nn.Module = timm.create_model(name, **options)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"backbone {name} cannot be built for {image_size} pixels: {' '.join(str(error).split())}") from error
+        raise UserError(
+            f"backbone {name} cannot be built for {image_size} pixels: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(model, ResNet):
         if stem == "small" or base_width is not None:
             raise UserError(f"stem small and base_width are for ResNets, not for {name}")
@@ -44,6 +46,13 @@ def build_backbone(
     return model
 
 
+def feature_width(backbone: nn.Module) -> int:
+    """Length of the features that a timm model gives."""
+    width = backbone.num_features
+    assert isinstance(width, int)
+    return width
+
+
 def resolve_stem(stem: str, model: nn.Module, image_size: int) -> str:
     """What `stem` "auto" means for this model and image size."""
     if stem != "auto":
@@ -51,7 +60,7 @@ def resolve_stem(stem: str, model: nn.Module, image_size: int) -> str:
     return "small" if isinstance(model, ResNet) and image_size <= 64 else "imagenet"
 
 
-def _refit_stem(model: ResNet, channels: int, width: int, *, small: bool) -> None:
+def _refit_stem(model: Any, channels: int, width: int, *, small: bool) -> None:
     """Replace the first convolution by one of `width` channels, and the block behind it to fit."""
     kernel, stride = (3, 1) if small else (7, 2)
     model.conv1 = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
@@ -59,13 +68,14 @@ def _refit_stem(model: ResNet, channels: int, width: int, *, small: bool) -> Non
     model.bn1 = nn.BatchNorm2d(width)
     if small:
         model.maxpool = nn.Identity()
-    first = model.layer1[0]
-    if first.conv1.in_channels != width:
-        outputs = width * type(first).expansion
-        # timm fixes the width behind a plain stem at 64; a narrower net needs its first block anew.
+    stage = model.layer1
+    block = type(stage[0])
+    if stage[0].conv1.in_channels != width:
+        # timm fixes the width behind a plain stem at 64; a net of another width needs its first block anew.
+        outputs = width * block.expansion
         downsample = downsample_conv(width, outputs, kernel_size=1) if width != outputs else None
-        model.layer1[0] = type(first)(width, width, downsample=downsample)
-        model.layer1[0].apply(_initialise)
+        stage[0] = block(width, width, downsample=downsample)
+        stage[0].apply(_initialise)
     model.feature_info[0]["num_chs"] = width
 
 

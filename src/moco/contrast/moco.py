@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco.contrast.batchnorm import has_batchnorm, shuffle
-from moco.contrast.collectives import gather_rows, world_size
+from moco.contrast.collectives import gather_rows
 from moco.contrast.dictionary import Queue
 
 
@@ -38,7 +38,7 @@ class MomentumContrast(nn.Module):
     >>> optimizer.step(); optimizer.zero_grad()
     >>> model.end_step()                              # the new keys enter the queue
 
-    and use `model.query_encoder.backbone` afterwards. Raises ValueError for a momentum outside [0, 1), a temperature
+    and use `model.backbone` afterwards. Raises ValueError for a momentum outside [0, 1), a temperature
     that is not positive, and shuffling that could change nothing.
     """
 
@@ -83,8 +83,8 @@ class MomentumContrast(nn.Module):
         """
         self.end_step()
         self._generator.manual_seed(self.seed * 1_000_003 + self.step)
-        slow, fast = list(self.key_encoder.parameters()), list(self.query_encoder.parameters())
-        torch._foreach_lerp_(slow, [p.detach() for p in fast], 1 - self.momentum)
+        slow, fast = ([p.data for p in encoder.parameters()] for encoder in (self.key_encoder, self.query_encoder))
+        torch._foreach_lerp_(slow, fast, 1 - self.momentum)
 
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> StepOutput:
         """Loss of a batch of view pairs (N, …) against the dictionary as it was before the step.
@@ -134,6 +134,11 @@ class MomentumContrast(nn.Module):
             return F.normalize(self.key_encoder(view).float(), dim=1)
         shuffled, restore = shuffle(view, self._generator)
         return restore(F.normalize(self.key_encoder(shuffled).float(), dim=1))
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The query encoder without its head: what pre-training is for."""
+        return self.query_encoder.get_submodule("backbone")
 
     @property
     def chance_loss(self) -> float:

@@ -13,14 +13,14 @@ from moco.data.sources import Source
 from moco.evaluate.features import encode
 from moco.evaluate.knn import knn_accuracy
 from moco.evaluate.label_free import alignment, effective_rank, retrieval, uniformity
-from moco.settings import PretrainSettings
+from moco.settings import RunSettings
 
 BATCH = 256
 RETRIEVAL_IMAGES = 2_000
 
 
 def make_monitor(
-    source: Source, settings: PretrainSettings, device: torch.device
+    source: Source, settings: RunSettings, device: torch.device
 ) -> Callable[[nn.Module], dict[str, float]] | None:
     """What resolved settings ask for: a function from the backbone to names and values, or None."""
     if settings.monitor == "none":
@@ -28,14 +28,13 @@ def make_monitor(
     return (_knn if settings.monitor == "knn" else _retrieval)(source, settings, device)
 
 
-def _knn(source: Source, settings: PretrainSettings, device: torch.device) -> Callable[[nn.Module], dict[str, float]]:
+def _knn(source: Source, settings: RunSettings, device: torch.device) -> Callable[[nn.Module], dict[str, float]]:
     """Leave-one-out kNN (k = 20) over at most `monitor_images` pictures, the same ones every time."""
     assert source.labels is not None
     chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(source))[: settings.monitor_images])
     labels = torch.from_numpy(source.labels[chosen])
 
     def check(backbone: nn.Module) -> dict[str, float]:
-        assert settings.channels != "auto"
         batches = evaluation_batches(
             source, chosen, size=settings.image_size, channels=settings.channels, batch_size=BATCH
         )
@@ -45,12 +44,8 @@ def _knn(source: Source, settings: PretrainSettings, device: torch.device) -> Ca
     return check
 
 
-def _retrieval(
-    source: Source, settings: PretrainSettings, device: torch.device
-) -> Callable[[nn.Module], dict[str, float]]:
+def _retrieval(source: Source, settings: RunSettings, device: torch.device) -> Callable[[nn.Module], dict[str, float]]:
     """Do two views of a picture find each other among the views of all pictures? The same views every time."""
-    assert settings.channels != "auto"
-    assert settings.views != "auto"
     count = min(len(source), settings.monitor_images, RETRIEVAL_IMAGES)
     views = ViewStream(
         source, query=settings.query_views, key=settings.query_views, size=settings.image_size,
@@ -75,8 +70,5 @@ def _retrieval(
     return check
 
 
-def _encode(backbone: nn.Module, batches: Iterator[Tensor], settings: PretrainSettings, device: torch.device) -> Tensor:
-    assert settings.mean != "auto"
-    assert settings.std != "auto"
-    assert settings.precision != "auto"
+def _encode(backbone: nn.Module, batches: Iterator[Tensor], settings: RunSettings, device: torch.device) -> Tensor:
     return encode(backbone, batches, mean=settings.mean, std=settings.std, device=device, precision=settings.precision)

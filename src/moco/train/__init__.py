@@ -1,0 +1,1 @@
+"""The loop, and the run folder that everything else reads."""

@@ -21,7 +21,7 @@ from moco.contrast.moco import MomentumContrast
 from moco.data.loader import Batch, ViewStream
 from moco.data.views import normalize
 from moco.errors import Interrupted, TrainingError
-from moco.settings import PretrainSettings
+from moco.settings import RunSettings
 from moco.train.optim import learning_rate, sgd
 from moco.train.parallel import Processes
 from moco.train.progress import ProgressDisplay
@@ -45,7 +45,7 @@ class Writer(Protocol):
 class Job:
     """What a training run works with."""
 
-    settings: PretrainSettings
+    settings: RunSettings
     model: MomentumContrast
     stream: ViewStream
     run: Run
@@ -60,7 +60,7 @@ class Job:
     scaler: torch.amp.GradScaler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model.to(self.processes.device, memory_format=torch.channels_last)
+        self.model.to(self.processes.device).to(memory_format=torch.channels_last)
         self.optimizer = sgd(self.model, self.settings)
         fp16 = self.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=fp16)
@@ -138,9 +138,7 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
     totals: dict[str, Tensor] = {}
     for piece, (view_a, view_b, ids) in enumerate(_pieces(batch, pieces)):
         view_a, view_b = (_on_device(view, settings, device) for view in (view_a, view_b))
-        # Gradients are exchanged between processes once per step, with the last piece.
-        last = piece == pieces - 1 or not isinstance(forward, DistributedDataParallel)
-        with contextlib.nullcontext() if last else forward.no_sync():
+        with _exchange(forward, last=piece == pieces - 1):
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 output = forward(view_a, view_b, ids.to(device))
             _refuse_non_finite(output.loss, step, rate)
@@ -160,10 +158,8 @@ def _pieces(batch: Batch, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]
     return zip(batch.query.chunk(count), batch.key.chunk(count), batch.ids.chunk(count), strict=True)
 
 
-def _on_device(view: Tensor, settings: PretrainSettings, device: torch.device) -> Tensor:
+def _on_device(view: Tensor, settings: RunSettings, device: torch.device) -> Tensor:
     # Pictures travel as uint8, a quarter of the bytes; they become numbers where they are used.
-    assert settings.mean != "auto"
-    assert settings.std != "auto"
     moved = view.to(device, non_blocking=True)
     return normalize(moved, settings.mean, settings.std).contiguous(memory_format=torch.channels_last)
 
@@ -177,7 +173,7 @@ def _refuse_non_finite(loss: Tensor, step: int, rate: float) -> None:
         )
 
 
-def _gradient_figures(encoder: nn.Module, settings: PretrainSettings) -> dict[str, Tensor]:
+def _gradient_figures(encoder: nn.Module, settings: RunSettings) -> dict[str, Tensor]:
     """Clip, and measure what was asked for: the norm of the whole gradient and of each layer's."""
     figures: dict[str, Tensor] = {}
     if settings.log_gradient_norms:
@@ -255,6 +251,14 @@ def _wrapped(job: Job) -> nn.Module:
     return DistributedDataParallel(job.model, broadcast_buffers=False)
 
 
+def _exchange(forward: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Gradients are exchanged between processes once per step, with the last piece."""
+    if isinstance(forward, DistributedDataParallel) and not last:
+        quiet: contextlib.AbstractContextManager[None] = forward.no_sync()
+        return quiet
+    return contextlib.nullcontext()
+
+
 def _any_process(flag: bool, device: torch.device) -> bool:
     return bool(gather_rows(torch.tensor([flag], device=device)).any())
 
@@ -286,11 +290,11 @@ def _check(job: Job, epoch: int, step: int) -> dict[str, float]:
     due = last or epoch % job.settings.monitor_every == 0
     if job.monitor is None or not due or not job.processes.main:
         return {}
-    checks = job.monitor(job.model.query_encoder.backbone)
+    checks = job.monitor(job.model.backbone)
     _write_line(job, {"step": step, "epoch": float(epoch), **checks})
     return checks
 
 
-def _checkpoint_due(done: int, per_epoch: int, settings: PretrainSettings) -> bool:
+def _checkpoint_due(done: int, per_epoch: int, settings: RunSettings) -> bool:
     epoch, rest = divmod(done, per_epoch)
     return rest == 0 and (epoch % settings.checkpoint_every == 0 or epoch == settings.epochs)

@@ -50,10 +50,7 @@ def processes(device: str) -> Iterator[Processes]:
 def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The device that `name` means here: auto takes CUDA, then an Apple GPU, then the CPU."""
     if name == "auto":
-        if torch.cuda.is_available():
-            name = "cuda"
-        else:
-            name = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and not index.isdigit()):
         raise UserError(f"unknown device {name!r}: use auto, cpu, mps, cuda or cuda:N")

@@ -15,7 +15,9 @@ from rich.text import Text
 class ProgressDisplay:
     """Shows how far a run is. `console` None shows nothing (processes other than the first)."""
 
-    def __init__(self, console: Console | None, *, first_step: int, steps: int, steps_per_epoch: int, epochs: int) -> None:
+    def __init__(
+        self, console: Console | None, *, first_step: int, steps: int, steps_per_epoch: int, epochs: int
+    ) -> None:
         self._console = console
         self._steps, self._steps_per_epoch, self._epochs = steps, steps_per_epoch, epochs
         self._first, self._began = first_step, time.monotonic()
@@ -35,7 +37,9 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -60,7 +64,9 @@ class ProgressDisplay:
         left = self._steps - epoch * self._steps_per_epoch
         eta = (time.monotonic() - self._began) / max(epoch * self._steps_per_epoch - self._first, 1) * left
         tail = f" · {duration(eta)} left" if left else ""
-        self._console.print(f"epoch {epoch}/{self._epochs} · {figures(line)}{found}{tail}", highlight=False, markup=False)
+        self._console.print(
+            f"epoch {epoch}/{self._epochs} · {figures(line)}{found}{tail}", highlight=False, markup=False
+        )
 
 
 def figures(line: Mapping[str, float]) -> str:

@@ -11,11 +11,12 @@ from typing import IO, Any
 
 import torch
 import yaml
+from pydantic import ValidationError
 from torch import nn
 
 from moco.contrast.encoders import build_backbone
 from moco.errors import UserError
-from moco.settings import PretrainSettings, pretrain_settings, read_yaml
+from moco.settings import RunSettings, explain, read_yaml
 
 SETTINGS = "settings.yaml"
 METRICS = "metrics.jsonl"
@@ -39,7 +40,7 @@ class Run:
             raise UserError(f"{self.path} is not a run folder: it has no {SETTINGS}")
 
     @classmethod
-    def create(cls, path: str | Path, settings: PretrainSettings) -> Run:
+    def create(cls, path: str | Path, settings: RunSettings) -> Run:
         """Make a new run folder. Raises UserError where there is something already."""
         check_new(path)
         try:
@@ -50,11 +51,14 @@ class Run:
         return cls(path)
 
     @property
-    def settings(self) -> PretrainSettings:
+    def settings(self) -> RunSettings:
         """The settings of the run, without any `auto`."""
-        return pretrain_settings(**read_yaml(self.path / SETTINGS))
+        try:
+            return RunSettings(**read_yaml(self.path / SETTINGS))
+        except ValidationError as error:
+            raise UserError(f"{self.path / SETTINGS}: {explain(error)}") from error
 
-    def update(self, settings: PretrainSettings) -> None:
+    def update(self, settings: RunSettings) -> None:
         """Replace the settings of the run, for a continuation that changes some."""
         _write_settings(self.path, settings)
 
@@ -92,7 +96,9 @@ class Run:
         """The pre-trained query backbone, a plain timm module in eval mode: (N, C, S, S) → (N, num_features)."""
         backbone = self.new_backbone()
         weights = self.load()["model"]
-        own = {key.removeprefix(QUERY_BACKBONE): value for key, value in weights.items() if key.startswith(QUERY_BACKBONE)}
+        own = {
+            key.removeprefix(QUERY_BACKBONE): value for key, value in weights.items() if key.startswith(QUERY_BACKBONE)
+        }
         backbone.load_state_dict(own)
         return backbone.eval()
 
@@ -129,14 +135,13 @@ class Run:
             file.write(line)
 
 
-def _write_settings(path: Path, settings: PretrainSettings) -> None:
+def _write_settings(path: Path, settings: RunSettings) -> None:
     text = yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
     write_atomically(path / SETTINGS, text.encode())
 
 
-def backbone_of(settings: PretrainSettings) -> nn.Module:
-    """The untrained backbone that resolved settings describe."""
-    assert settings.channels != "auto"
+def backbone_of(settings: RunSettings) -> nn.Module:
+    """The backbone that the settings describe, untrained."""
     return build_backbone(
         settings.backbone,
         channels=settings.channels,

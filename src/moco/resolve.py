@@ -1,0 +1,144 @@
+"""What every `auto` means for this data and this machine, and whether settings, data and machine fit together."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from moco.contrast.batchnorm import has_batchnorm
+from moco.contrast.encoders import build_backbone, resolve_stem
+from moco.data.loader import measure_statistics
+from moco.data.sources import ArraySource, Source
+from moco.errors import UserError
+from moco.settings import PretrainSettings, RunSettings, explain
+from moco.train.parallel import Processes, best_precision
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSettings:
+    """Replace every `auto`. Raises UserError, before anything is written, where something does not fit."""
+    _check_batch(settings, source, own)
+    channels = source.channels or 3 if settings.channels == "auto" else settings.channels
+    network = build_backbone(
+        settings.backbone,
+        channels=channels,
+        stem=settings.stem,
+        base_width=settings.base_width,
+        image_size=settings.image_size,
+    )
+    values = {
+        "channels": channels,
+        # The number of a CUDA device differs from process to process; it is kept only where it was asked for.
+        "device": settings.device if ":" in settings.device else own.device.type,
+        "stem": resolve_stem(settings.stem, network, settings.image_size),
+        "precision": _precision(settings, own.device),
+        "monitor": _monitor(settings, source),
+        "queue_size": _queue_size(settings, len(source)),
+        **_statistics(settings, source, channels),
+        **_batchnorm(settings, network, own),
+        **_work(settings, source, own),
+    }
+    try:
+        return RunSettings(**(settings.model_dump() | values))
+    except ValidationError as error:
+        raise UserError(explain(error)) from error
+
+
+def _check_batch(settings: PretrainSettings, source: Source, own: Processes) -> None:
+    if len(source) < settings.batch_size:
+        raise UserError(
+            f"{settings.data or 'the data'} has {len(source)} images, fewer than one batch of {settings.batch_size}: "
+            f"set --batch-size {len(source)} or lower"
+        )
+    pieces = own.world * settings.accumulate
+    if settings.batch_size % pieces:
+        raise UserError(
+            f"batch_size {settings.batch_size} does not divide into {own.world} processes × accumulate "
+            f"{settings.accumulate}: set --batch-size {settings.batch_size // pieces * pieces or pieces}"
+        )
+
+
+def _precision(settings: PretrainSettings, device: torch.device) -> str:
+    precision = best_precision(device) if settings.precision == "auto" else settings.precision
+    if precision == "fp16" and device.type != "cuda":
+        raise UserError(f"precision fp16 needs a CUDA device, not {device.type}; use bf16 or fp32")
+    return precision
+
+
+def _monitor(settings: PretrainSettings, source: Source) -> str:
+    if settings.monitor == "auto":
+        return "retrieval" if source.labels is None else "knn"
+    if settings.monitor == "knn" and source.labels is None:
+        raise UserError(
+            "monitor knn needs labels: sub-folders, y in the .npz, or --labels FILE.npy; or --monitor retrieval"
+        )
+    return settings.monitor
+
+
+def _queue_size(settings: PretrainSettings, images: int) -> int:
+    if settings.queue_size != "auto":
+        return settings.queue_size
+    # The papers' 65,536 where there are enough images; else the power of two below half of them, so that a key is
+    # not usually followed around the queue by older keys of its own image.
+    return min(65_536, 1 << max((images // 2).bit_length() - 1, 0))
+
+
+def _statistics(settings: PretrainSettings, source: Source, channels: int) -> dict[str, Any]:
+    mean, std = settings.mean, settings.std
+    if mean == "auto" or std == "auto":
+        found = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else measure_statistics(source, channels)
+        mean = tuple(round(value, 4) for value in found[0]) if mean == "auto" else mean
+        std = tuple(round(value, 4) for value in found[1]) if std == "auto" else std
+    for name, value in (("mean", mean), ("std", std)):
+        if len(value) != channels:
+            raise UserError(f"{name} has {len(value)} values, but the images have {channels} channels")
+    return {"mean": mean, "std": std}
+
+
+def _batchnorm(settings: PretrainSettings, network: nn.Module, own: Processes) -> dict[str, Any]:
+    """How batch norm is kept from leaking: groups in one process, shuffling between groups and processes."""
+    rows = settings.batch_size // own.world // settings.accumulate
+    normalised = has_batchnorm(network)
+    # auto: the authors' 8 groups, if each keeps 16 images or more. Several processes are groups already.
+    usual = max(1, min(8, rows // 16)) if normalised and own.world == 1 else 1
+    groups = usual if settings.bn_groups == "auto" else settings.bn_groups
+    if groups > 1 and groups * 2 > rows:
+        raise UserError(
+            f"bn_groups {groups} leaves fewer than 2 of {rows} images in a group: set --bn-groups {max(rows // 2, 1)}"
+        )
+    useful = normalised and (groups > 1 or own.world > 1)
+    if settings.shuffle_bn is True and not useful:
+        why = "one group on one process: set --bn-groups 2 or more" if normalised else "the backbone has no batch norm"
+        raise UserError(f"shuffle_bn changes nothing here ({why}, or --shuffle-bn false)")
+    return {"bn_groups": groups, "shuffle_bn": useful if settings.shuffle_bn == "auto" else settings.shuffle_bn}
+
+
+def _work(settings: PretrainSettings, source: Source, own: Processes) -> dict[str, Any]:
+    """Who makes the views, with how many processes, and how many threads train."""
+    if settings.views == "batch" and not isinstance(source, ArraySource):
+        raise UserError("views batch needs images held in memory as one array (.npy, .npz); use --views image")
+    batched = settings.views == "batch" or (settings.views == "auto" and _worth_batching(source, own.device))
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = max(available // own.world, 1)
+    workers = settings.workers
+    if workers == "auto":
+        # On a CPU, training needs the same cores; a GPU wants to be fed.
+        most = 2 if own.device.type == "cpu" else 16
+        workers = 0 if batched else min(cores, most)
+    return {
+        "views": "batch" if batched else "image",
+        "workers": workers,
+        "threads": cores if settings.threads == "auto" else settings.threads,
+    }
+
+
+def _worth_batching(source: Source, device: torch.device) -> bool:
+    if not isinstance(source, ArraySource) or max(source.images.shape[1:3]) > 96:
+        return False
+    # On a CPU, colour operations on a whole batch of floats cost more than on one picture of bytes at a time.
+    return device.type != "cpu" or source.images.shape[3] == 1
