@@ -45,7 +45,8 @@ def demonstrate(out: str = "runs/demo") -> Run:
         run = pretrain(
             pictures, recipe="small", base_width=BASE_WIDTH, epochs=EPOCHS, monitor_every=2, out=free_folder(out)
         )
-    rows = evaluate(run, console)
+    x, y, x_test, y_test = fashion.load()
+    rows = evaluate_on(run, (x, y), (x_test, y_test), console)
     write_atomically(run.path / "demo.json", json.dumps(rows, indent=2).encode())
     console.print(table(rows))
     console.print(f"run folder: {run.path}", highlight=False)
@@ -63,9 +64,14 @@ def free_folder(path: str) -> str:
     return free
 
 
-def evaluate(run: Run, console: Console | None = None) -> dict[str, dict[str, float]]:
-    """Accuracy by row (raw pixels, untrained, pre-trained) and column, on the packaged pictures."""
-    x, y, x_test, y_test = fashion.load()
+def evaluate_on(
+    run: Run, train: tuple[Pictures, Pictures], test: tuple[Pictures, Pictures], console: Console | None = None
+) -> dict[str, dict[str, float]]:
+    """Accuracy (0 to 1) by row (raw pixels, untrained, pre-trained) and column.
+
+    train: pictures (N, H, W) uint8 and their labels, the bank of the kNN and what the probes learn from. test: others.
+    """
+    (x, y), (x_test, y_test) = train, test
     moved = handheld(x_test)
     labels, test_labels = torch.from_numpy(y).long(), torch.from_numpy(y_test).long()
     settings = run.settings
@@ -123,7 +129,7 @@ def _pictures(images: Pictures, settings: RunSettings) -> Iterator[Tensor]:
 
 def table(rows: dict[str, dict[str, float]]) -> Table:
     """The result as a table; the best of each column stands out."""
-    shown = Table(title="accuracy on 2,000 test pictures it has not seen, %")
+    shown = Table(title="accuracy on test pictures it has not seen, %")
     shown.add_column("features")
     for column in COLUMNS:
         shown.add_column(column, justify="right")

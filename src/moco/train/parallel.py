@@ -71,7 +71,8 @@ def best_precision(device: torch.device) -> str:
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device)[0] >= 8 else "fp16"
     if device.type == "cpu":
-        # oneDNN also offers bf16 where it is only emulated and slow; ask for the instructions themselves.
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return "bf16" if native else "fp32"
+        # oneDNN also offers bf16 where it is only emulated and slow; ask for the instructions themselves. The names
+        # are PyTorch's own and may go: then fp32 it is.
+        asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return "bf16" if any(getattr(torch.cpu, name, bool)() for name in asks) else "fp32"
     return "fp32"

@@ -1,0 +1,81 @@
+"""The check after an epoch sees what a user would want to know."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from moco.data import fashion
+from moco.data.sources import ArraySource
+from moco.evaluate.monitor import make_monitor
+from moco.resolve import resolve
+from moco.settings import pretrain_settings
+from moco.train.parallel import Processes
+
+CPU = torch.device("cpu")
+
+
+def settings(source, **given):
+    given = {"recipe": "small", "base_width": 8, "batch_size": 32, "device": "cpu", "precision": "fp32"} | given
+    return resolve(pretrain_settings(**given), source, Processes(0, 1, CPU))
+
+
+class Pixels(nn.Module):
+    """Features that are the picture itself."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+class Blind(nn.Module):
+    """Features that say nothing about the picture."""
+
+    generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return torch.randn(len(x), 16, generator=self.generator)
+
+
+@pytest.fixture(scope="module")
+def source():
+    x, y, _, _ = fashion.load()
+    return ArraySource(x[:600], y[:600])
+
+
+def test_knn_leaves_each_picture_out_of_its_own_vote(source):
+    check = make_monitor(source, settings(source, monitor="knn"), CPU)
+    assert 0.6 < check(Pixels())["knn_accuracy"] < 0.85
+    assert check(Blind())["knn_accuracy"] < 0.2
+
+
+def test_retrieval_tells_seeing_from_blind(source):
+    check = make_monitor(source, settings(source, monitor="retrieval"), CPU)
+    seeing, blind = check(Pixels()), check(Blind())
+    assert seeing["retrieval"] > 5 / 512
+    assert blind["retrieval"] < 5 / 512
+    assert seeing["alignment"] < blind["alignment"]
+    assert blind["effective_rank"] > 10
+    assert check(Pixels()) == seeing
+
+
+def test_no_more_pictures_than_asked_for(source):
+    seen = []
+
+    class Counting(Pixels):
+        def forward(self, x):
+            seen.append(len(x))
+            return super().forward(x)
+
+    make_monitor(source, settings(source, monitor="knn", monitor_images=100), CPU)(Counting())
+    assert sum(seen) == 100
+
+
+def test_none_checks_nothing(source):
+    assert make_monitor(source, settings(source, monitor="none"), CPU) is None
+
+
+def test_fewer_pictures_than_a_batch_of_the_check():
+    x = fashion.load()[0][:40]
+    source = ArraySource(np.ascontiguousarray(x))
+    found = make_monitor(source, settings(source, monitor="retrieval", batch_size=8), CPU)(Pixels())
+    assert 0 < found["retrieval"] <= 1

@@ -1,0 +1,97 @@
+"""What auto comes to."""
+
+import numpy as np
+import pytest
+import torch
+
+from moco.data.sources import ArraySource
+from moco.errors import UserError
+from moco.resolve import resolve
+from moco.settings import pretrain_settings
+from moco.train.parallel import Processes, best_precision, find_device
+
+
+def found(images=None, world=1, labels=None, **given):
+    images = np.random.default_rng(0).integers(0, 255, (600, 8, 8), np.uint8) if images is None else images
+    given = {"recipe": "small", "base_width": 8, "device": "cpu"} | given
+    return resolve(pretrain_settings(**given), ArraySource(images, labels), Processes(0, world, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("images", "size"), [(300, 128), (10_000, 4096), (40_000, 16_384), (60_000, 16_384), (130_999, 32_768), (131_072, 65_536), (1_281_167, 65_536)]
+)  # fmt: skip
+def test_queue_size_follows_the_data(images, size):
+    # A million pictures of one pixel, as a view of a single one.
+    pictures = np.broadcast_to(np.uint8(7), (images, 1, 1))
+    assert found(pictures, batch_size=64).queue_size == size
+    assert found(pictures, batch_size=64, queue_size=77).queue_size == 77
+
+
+def test_batch_norm_groups_and_shuffling():
+    for batch, groups in ((256, 8), (128, 8), (64, 4), (32, 2), (31, 1), (4, 1)):
+        settings = found(batch_size=batch)
+        assert (settings.bn_groups, settings.shuffle_bn) == (groups, groups > 1)
+    several = found(batch_size=256, world=2)
+    assert (several.bn_groups, several.shuffle_bn) == (1, True)
+    none = found(backbone="vit_tiny_patch16_224", base_width=None, image_size=32)
+    assert (none.bn_groups, none.shuffle_bn) == (1, False)
+    with pytest.raises(UserError, match="no batch norm"):
+        found(backbone="vit_tiny_patch16_224", base_width=None, image_size=32, shuffle_bn=True)
+
+
+def test_statistics_are_measured_for_gray_pictures_and_imagenets_for_colour():
+    gray = found()
+    assert gray.mean == pytest.approx((0.498,), abs=0.01)
+    assert gray.std == pytest.approx((0.289,), abs=0.01)
+    colour = found(np.zeros((600, 8, 8, 3), np.uint8))
+    assert colour.mean == (0.485, 0.456, 0.406)
+    assert found(mean=(0.25,)).mean == (0.25,)
+    assert found(np.zeros((600, 8, 8), np.uint8)).std[0] > 0
+
+
+def test_monitor_needs_labels_for_knn():
+    assert found().monitor == "retrieval"
+    assert found(labels=np.zeros(600, np.int64)).monitor == "knn"
+    assert found(labels=np.zeros(600, np.int64), monitor="none").monitor == "none"
+    with pytest.raises(UserError, match="needs labels"):
+        found(monitor="knn")
+
+
+def test_views_by_batch_for_small_gray_arrays_on_a_cpu():
+    assert found().views == "batch"
+    assert found().workers == 0
+    assert found(np.zeros((600, 8, 8, 3), np.uint8)).views == "image"
+    assert found(np.zeros((300, 100, 100), np.uint8)).views == "image"
+    assert found(np.zeros((300, 100, 100), np.uint8)).workers > 0
+    assert found(np.zeros((600, 8, 8, 3), np.uint8), views="batch").views == "batch"
+
+
+def test_batches_that_do_not_divide_over_the_processes():
+    with pytest.raises(UserError, match="3 processes × accumulate 2: set --batch-size 252"):
+        found(batch_size=256, world=3, accumulate=2)
+
+
+def test_a_numbered_device_is_kept_only_where_asked_for():
+    assert found(device="auto").device in ("cpu", "cuda", "mps")
+    assert found().device == "cpu"
+
+
+def test_precision_is_what_the_processor_has(monkeypatch):
+    cpu = torch.device("cpu")
+    for avx, amx, expected in ((False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16")):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx=avx: avx)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        assert best_precision(cpu) == expected
+    for capability, expected in (((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert best_precision(torch.device("cuda")) == expected
+
+
+def test_devices(monkeypatch):
+    assert find_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert find_device("auto", 2) == torch.device("cuda", 2)
+    assert find_device("cuda:1", 2) == torch.device("cuda", 1)
+    with pytest.raises(UserError, match="there are 4 CUDA devices"):
+        find_device("cuda:4")
