@@ -17,9 +17,18 @@ def found(images=None, world=1, labels=None, **given):
     return resolve(pretrain_settings(**given), ArraySource(images, labels), Processes(0, world, torch.device("cpu")))
 
 
-@pytest.mark.parametrize(
-    ("images", "size"), [(300, 128), (10_000, 4096), (40_000, 16_384), (60_000, 16_384), (130_999, 32_768), (131_072, 65_536), (1_281_167, 65_536)]
-)  # fmt: skip
+QUEUE_SIZES = {
+    300: 128,
+    10_000: 4096,
+    40_000: 16_384,
+    60_000: 16_384,
+    131_071: 32_768,
+    131_072: 65_536,
+    1_281_167: 65_536,
+}
+
+
+@pytest.mark.parametrize(("images", "size"), QUEUE_SIZES.items())
 def test_queue_size_follows_the_data(images, size):
     # A million pictures of one pixel, as a view of a single one.
     pictures = np.broadcast_to(np.uint8(7), (images, 1, 1))

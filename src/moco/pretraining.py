@@ -32,18 +32,20 @@ from moco.train.loop import Job, train
 from moco.train.parallel import Processes, processes
 from moco.train.run import SETTINGS, Run, backbone_of, check_new
 
+Array = np.ndarray[Any, Any]
+
 # What may differ when a run is continued; everything else would make it another run.
 HARMLESS = {
-    "data", "out", "epochs", "device", "workers", "threads", "monitor", "monitor_every", "monitor_images", "log_every",
-    "checkpoint_every", "keep_checkpoints", "tensorboard",
+    "data", "labels", "out", "epochs", "device", "workers", "threads", "monitor", "monitor_every", "monitor_images",
+    "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard",
 }  # fmt: skip
 
 
 def pretrain(
-    data: str | Path | np.ndarray | torch.Tensor,
+    data: str | Path | Array | torch.Tensor,
     *,
     config: str | Path | None = None,
-    labels: str | np.ndarray | None = None,
+    labels: str | Path | Array | None = None,
     quiet: bool = False,
     **given: Any,
 ) -> Run:
@@ -56,21 +58,15 @@ def pretrain(
     Raises UserError for anything wrong with data or settings, before anything is written, and Interrupted after
     Ctrl-C, once the current step is finished and saved.
     """
-    if isinstance(data, (str, Path)) and str(data):
-        given["data"] = str(data)
-    if isinstance(labels, str):
-        given["labels"] = labels
-    settings = pretrain_settings(config, **given)
-    in_memory = isinstance(data, (np.ndarray, torch.Tensor))
-    if not in_memory and not settings.data:
+    settings = pretrain_settings(config, **given, **_named(data=data, labels=labels))
+    if _in_memory(data) is None and not settings.data:
         raise UserError("no data: name a folder of images, a .npz or a .npy file (see moco pretrain --help)")
     if not settings.out:
         name = Path(settings.data).stem if settings.data else "array"
         settings = settings.model_copy(update={"out": f"runs/{settings.recipe}-{name}"})
-    check_new(settings.out)
+    check_new(settings.out)  # before the processes meet below: after that, the first may make the folder
     with processes(settings.device) as own:
-        images = data if in_memory else settings.data
-        source = open_source(images, settings.labels if labels is None or isinstance(labels, str) else labels)
+        source = _open(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
         console = _console(own, quiet)
@@ -82,16 +78,20 @@ def pretrain(
 
 
 def resume(
-    run: str | Path, *, data: np.ndarray | torch.Tensor | str | Path | None = None, quiet: bool = False, **given: Any
+    run: str | Path,
+    *,
+    data: str | Path | Array | torch.Tensor | None = None,
+    labels: str | Path | Array | None = None,
+    quiet: bool = False,
+    **given: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the start where it has none.
 
-    given: settings that may change (epochs, device, workers, monitor …). data: where the pictures are now, if they
-    moved or were given as an array. Raises UserError for a change that would make it another run.
+    given: settings that may change (epochs, device, workers, monitor …). data, labels: where they are now, if they
+    moved or were given as arrays. Raises UserError for a change that would make it another run.
     """
     stored = Run(run).settings
-    if isinstance(data, (str, Path)):
-        given["data"] = str(data)
+    given |= _named(data=data, labels=labels)
     check_names(given, PretrainSettings.model_fields, "setting")
     try:
         settings = PretrainSettings(**(stored.model_dump() | given | {"out": str(run)}))
@@ -103,13 +103,31 @@ def resume(
             raise UserError(
                 f"cannot resume {run} with {name} {now}: the run has {before}; start a new run with another --out"
             )
+    if _in_memory(data) is None and not settings.data:
+        raise UserError(f"{run} was trained on an array in memory: moco.resume({str(run)!r}, data=ARRAY)")
     with processes(settings.device) as own:
-        source = open_source(data if isinstance(data, (np.ndarray, torch.Tensor)) else settings.data, settings.labels)
+        source = _open(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
         if own.main:
             Run(run).update(resolved)
         return _train(resolved, source, own, model, _console(own, quiet))
+
+
+def _named(**values: object) -> dict[str, str]:
+    """Those of the values that are names of files or folders: they are settings. Arrays are not."""
+    return {name: str(value) for name, value in values.items() if isinstance(value, (str, Path)) and str(value)}
+
+
+def _in_memory(value: object) -> Array | torch.Tensor | None:
+    return value if isinstance(value, (np.ndarray, torch.Tensor)) else None
+
+
+def _open(settings: PretrainSettings, data: object, labels: object) -> Source:
+    images, given = _in_memory(data), _in_memory(labels)
+    return open_source(
+        settings.data if images is None else images, settings.labels if given is None else np.asarray(given)
+    )
 
 
 def backbone(run: str | Path) -> nn.Module:

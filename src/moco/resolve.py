@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSe
         image_size=settings.image_size,
     )
     values = {
+        # A run can be continued from any folder.
+        "data": str(Path(settings.data).expanduser().absolute()) if settings.data else "",
         "channels": channels,
         # The number of a CUDA device differs from process to process; it is kept only where it was asked for.
         "device": settings.device if ":" in settings.device else own.device.type,
