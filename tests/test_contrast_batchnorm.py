@@ -1,54 +1,48 @@
 """Split batch norm and the shuffle between its groups."""
 
-import copy
-
 import pytest
 import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from moco.contrast.batchnorm import shuffle, split_batchnorm
-
-
-def running(layer, parts, momentum=0.1):
-    """The running mean after one batch: towards the mean of the groups' means."""
-    return (1 - momentum) * layer.running_mean + momentum * torch.stack([part.mean((0, 2, 3)) for part in parts]).mean(
-        0
-    )
+from moco.contrast.batchnorm import encode_in_groups, shuffle
 
 
 @pytest.mark.parametrize("rows", [8, 10])
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, BatchNormAct2d])
 def test_each_group_is_normalised_by_itself(rows, kind):
     x = torch.randn(rows, 3, 4, 4) * torch.linspace(1, 9, rows).reshape(-1, 1, 1, 1)
-    plain = kind(3)
-    split = split_batchnorm(copy.deepcopy(plain), 4)
-    parts = x.tensor_split(4)
-    expected = torch.cat([copy.deepcopy(plain)(part) for part in parts])
-    assert torch.allclose(split(x), expected, atol=1e-6)
-    assert not torch.allclose(split(x), copy.deepcopy(plain)(x), atol=0.1)
+    found = encode_in_groups(kind(3), x, 4)
+    expected = torch.cat([kind(3)(part) for part in x.tensor_split(4)])
+    assert torch.equal(found, expected)
+    assert not torch.allclose(found, kind(3)(x), atol=0.1)
 
 
-def test_running_statistics_move_once_towards_the_mean_of_the_groups():
-    x = torch.randn(12, 3, 4, 4) + 5
-    layer = split_batchnorm(nn.BatchNorm2d(3), 3)
-    expected_mean = running(layer, x.chunk(3))
-    expected_var = 0.9 + 0.1 * torch.stack([part.var((0, 2, 3)) for part in x.chunk(3)]).mean(0)
-    layer(x)
-    assert torch.allclose(layer.running_mean, expected_mean, atol=1e-6)
-    assert torch.allclose(layer.running_var, expected_var, atol=1e-6)
-    assert layer.num_batches_tracked == 1
+def test_running_statistics_move_as_by_one_batch_towards_the_mean_of_the_groups():
+    x = torch.randn(12, 3, 4, 4) * torch.linspace(1, 3, 12).reshape(-1, 1, 1, 1) + 5
+    layer = nn.BatchNorm2d(3)
+    encode_in_groups(layer, x, 3)
+    mean = torch.stack([part.mean((0, 2, 3)) for part in x.chunk(3)]).mean(0)
+    variance = torch.stack([part.var((0, 2, 3)) for part in x.chunk(3)]).mean(0)
+    assert torch.allclose(layer.running_mean, 0.1 * mean, atol=1e-6)
+    assert torch.allclose(layer.running_var, 0.9 + 0.1 * variance, atol=1e-6)
     assert layer.momentum == 0.1
 
 
-def test_evaluation_and_names_are_those_of_the_plain_layer():
-    plain = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
-    plain(torch.randn(8, 3, 4, 4))
-    split = split_batchnorm(copy.deepcopy(plain), 4)
-    x = torch.randn(8, 3, 4, 4)
-    assert torch.equal(split.eval()(x), plain.eval()(x))
-    assert list(split.state_dict()) == list(plain.state_dict())
-    assert torch.equal(copy.deepcopy(split)(x), split(x))
+def test_momentum_comes_back_also_after_a_fault():
+    net = nn.Sequential(nn.BatchNorm2d(3), nn.Linear(5, 2))
+    with pytest.raises(RuntimeError, match="shapes"):
+        encode_in_groups(net, torch.randn(8, 3, 4, 4), 2)
+    assert net[0].momentum == 0.1
+
+
+def test_the_gradient_is_that_of_the_groups():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x, weight = torch.randn(9, 3, 6, 6), torch.randn(9, 4)
+    found = torch.autograd.grad((encode_in_groups(net, x, 2) ** 2 * weight).sum(), net.parameters())
+    parts = [(net(part) ** 2 * w).sum() for part, w in zip(x.tensor_split(2), weight.tensor_split(2), strict=True)]
+    for ours, expected in zip(found, torch.autograd.grad(sum(parts), net.parameters()), strict=True):
+        assert torch.allclose(ours, expected, atol=1e-5)
 
 
 def test_shuffle_and_back():

@@ -198,6 +198,39 @@ def test_any_encoder_and_any_input():
     assert min(losses[-5:]) < 0.75 * max(losses)
 
 
+def batch_normalised(**options):
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU())
+    torch.manual_seed(0)
+    encoder[1].reset_parameters()
+    return MomentumContrast(encoder, dictionary=moco.Queue(32, 16), momentum=0.9, **options).train()
+
+
+def test_groups_and_shuffle_reach_the_encoders():
+    a, b = views(8)
+    whole, split, shuffled = (
+        batch_normalised(),
+        batch_normalised(bn_groups=2),
+        batch_normalised(bn_groups=2, shuffle_bn=True),
+    )
+    losses = []
+    for net in (whole, split, shuffled):
+        net.begin_step()
+        losses.append(net(a, b).loss.item())
+    assert len(set(losses)) == 3
+    x = a.tensor_split(2)[1]
+    net = batch_normalised(bn_groups=2)
+    assert torch.allclose(net._queries(a)[4:], F.normalize(net.query_encoder(x), dim=1), atol=1e-6)
+    for net in (whole, split, shuffled):
+        net.load_state_dict(whole.state_dict())
+        net.eval()
+    assert whole(a, b).loss == split(a, b).loss == shuffled(a, b).loss
+
+
+def test_shuffling_a_batch_that_is_normalised_as_a_whole_is_refused():
+    with pytest.raises(ValueError, match="changes nothing"):
+        batch_normalised(shuffle_bn=True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -27,13 +27,11 @@ _HOME = {
     "info_nce": "moco.contrast.losses",
     "pretrain": "moco.pretraining",
     "resume": "moco.pretraining",
-    "split_batchnorm": "moco.contrast.batchnorm",
 }
 
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from moco.contrast.batchnorm import split_batchnorm as split_batchnorm
     from moco.contrast.dictionary import Queue as Queue
     from moco.contrast.losses import Contrast as Contrast
     from moco.contrast.losses import info_nce as info_nce

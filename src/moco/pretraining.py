@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from rich.console import Console
 from torch import nn
 
-from moco.contrast.batchnorm import split_batchnorm
 from moco.contrast.dictionary import Queue
 from moco.contrast.encoders import feature_width, projection_head
 from moco.contrast.moco import MomentumContrast
@@ -162,9 +161,9 @@ def build_model(settings: RunSettings) -> MomentumContrast:
     """The model that resolved settings describe, from their seed."""
     torch.manual_seed(settings.seed)
     network = backbone_of(settings)
-    head = projection_head(settings.head, feature_width(network), settings.feature_size)
-    if settings.bn_groups > 1:
-        split_batchnorm(network, settings.bn_groups)
+    head = projection_head(
+        settings.head, feature_width(network, settings.channels, settings.image_size), settings.feature_size
+    )
     return MomentumContrast(
         network,
         head,
@@ -172,6 +171,7 @@ def build_model(settings: RunSettings) -> MomentumContrast:
         momentum=settings.momentum,
         temperature=settings.temperature,
         symmetric=settings.symmetric,
+        bn_groups=settings.bn_groups,
         shuffle_bn=settings.shuffle_bn,
         seed=settings.seed,
     )

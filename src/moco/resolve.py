@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from moco.contrast.batchnorm import has_batchnorm
-from moco.contrast.encoders import build_backbone, resolve_stem
+from moco.contrast.encoders import build_backbone, feature_width, resolve_stem
 from moco.data.loader import measure_statistics
 from moco.data.sources import ArraySource, Source
 from moco.errors import UserError
@@ -32,6 +32,7 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSe
         base_width=settings.base_width,
         image_size=settings.image_size,
     )
+    feature_width(network, channels, settings.image_size)
     values = {
         # A run can be continued from any folder.
         "data": str(Path(settings.data).expanduser().absolute()) if settings.data else "",

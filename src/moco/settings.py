@@ -193,11 +193,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "small": {
         "backbone": "resnet18",
         "image_size": 32,
+        "crop_scale": (0.6, 1.0),
         "head": "linear",
         "temperature": 0.1,
         "momentum": 0.99,
+        "learning_rate": 0.12,
         "weight_decay": 5e-4,
         "blur_probability": 0.0,
+        "bn_groups": 1,
     },
 }
 

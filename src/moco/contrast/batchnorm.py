@@ -16,46 +16,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from moco.contrast.collectives import gather_rows, own_rows
 
 
-class SplitBatchNorm(_BatchNorm):
-    """Mixed into a batch norm class: in training, each of `groups` parts of the batch is normalised by itself.
+def encode_in_groups(encoder: nn.Module, x: Tensor, groups: int) -> Tensor:
+    """Encode `groups` parts of a batch one after the other, so that each is normalised by itself.
 
-    The running statistics move towards the mean of the groups' statistics, once per batch. In evaluation nothing
-    differs from the class it is mixed into.
+    x: (N, …) → (N, C). Parts are consecutive rows; their sizes differ by one where N does not divide. In effect this
+    is `groups` devices with a small batch each, for batch norm of any class; and the smaller parts stay in the
+    processor's cache, where splitting inside each layer would copy them. The running statistics move as much as by
+    one batch, towards the mean of the groups' statistics.
     """
-
-    groups: int
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (N, C, …) → the same shape. Groups are consecutive rows; sizes differ by one where N does not divide."""
-        if not self.training or self.groups == 1:
-            return super().forward(x)
-        momentum, tracked = self.momentum, self.num_batches_tracked
-        self.num_batches_tracked = None
-        outputs = []
-        for group, part in enumerate(x.tensor_split(self.groups)):
-            if momentum is not None:
-                # Each group must weigh momentum / groups in the end, though later updates shrink the earlier ones.
-                self.momentum = momentum / (self.groups - momentum * (self.groups - 1 - group))
-            outputs.append(super().forward(part))
-        self.momentum, self.num_batches_tracked = momentum, tracked
-        if tracked is not None:
-            tracked.add_(1)
-        return torch.cat(outputs)
-
-
-def split_batchnorm(module: nn.Module, groups: int) -> nn.Module:
-    """Let every batch norm layer inside `module` normalise `groups` parts of the batch separately. In place.
-
-    Layers of any class derived from PyTorch's batch norm are handled (timm's fused ones too); parameters and
-    buffers keep their names. SyncBatchNorm layers are left alone: they span processes on purpose.
-    """
-    for layer in module.modules():
-        if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm):
-            if not isinstance(layer, SplitBatchNorm):
-                plain = type(layer)
-                layer.__class__ = type(f"Split{plain.__name__}", (SplitBatchNorm, plain), {})
-            layer.__dict__["groups"] = groups
-    return module
+    found = [(layer, layer.momentum) for layer in encoder.modules() if isinstance(layer, _BatchNorm)]
+    # Without a momentum, a layer's statistics are plain averages over all its batches: nothing to weigh.
+    layers = [(layer, momentum) for layer, momentum in found if momentum is not None]
+    features = []
+    try:
+        for group, part in enumerate(x.tensor_split(groups)):
+            for layer, momentum in layers:
+                # Each group weighs momentum / groups in the end, though the later updates shrink the earlier ones.
+                layer.momentum = momentum / (groups - momentum * (groups - 1 - group))
+            features.append(encoder(part))
+    finally:
+        for layer, momentum in layers:
+            layer.momentum = momentum
+    return torch.cat(features)
 
 
 def has_batchnorm(module: nn.Module) -> bool:

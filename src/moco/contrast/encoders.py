@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import timm
+import torch
 from timm.models.resnet import ResNet, downsample_conv
 from torch import nn
 
@@ -46,11 +47,22 @@ def build_backbone(
     return model
 
 
-def feature_width(backbone: nn.Module) -> int:
-    """Length of the features that a timm model gives."""
-    width = backbone.num_features
-    assert isinstance(width, int)
-    return width
+def feature_width(backbone: nn.Module, channels: int, image_size: int) -> int:
+    """Length of the features of a backbone, found by encoding one black picture (timm's own figure is not always it).
+
+    Raises UserError where pictures of this size do not go through, or do not give one vector each.
+    """
+    was_training = backbone.training
+    try:
+        with torch.no_grad():
+            features = backbone.eval()(torch.zeros(1, channels, image_size, image_size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise UserError(f"the backbone cannot take {image_size} pixels: {' '.join(str(error).split())}") from error
+    finally:
+        backbone.train(was_training)
+    if features.ndim != 2:
+        raise UserError(f"the backbone must give one vector per picture, not {tuple(features.shape)}")
+    return int(features.shape[1])
 
 
 def resolve_stem(stem: str, model: nn.Module, image_size: int) -> str:

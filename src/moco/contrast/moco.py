@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.contrast.batchnorm import has_batchnorm, shuffle
-from moco.contrast.collectives import gather_rows
+from moco.contrast.batchnorm import encode_in_groups, has_batchnorm, shuffle
+from moco.contrast.collectives import gather_rows, world_size
 from moco.contrast.dictionary import Queue
 
 
@@ -27,8 +27,9 @@ class MomentumContrast(nn.Module):
 
     encoder: any module that maps a batch to features (N, D). head: maps them to (N, C); none for the features
     themselves. dictionary: the queue, with the same C. momentum: m of θ_k ← m·θ_k + (1−m)·θ_q ([v1] equation 2).
-    temperature: τ. symmetric: each view is query and key in turn, and the two losses are averaged. shuffle_bn:
-    shuffle the keys across batch norm groups and processes (see moco.contrast.batchnorm). seed: of the shuffles.
+    temperature: τ. symmetric: each view is query and key in turn, and the two losses are averaged. bn_groups: parts in
+    which a batch is normalised; shuffle_bn: shuffle the keys across those parts and across processes (see
+    moco.contrast.batchnorm). seed: of the shuffles.
 
     The parts have the same names in both encoders: `query_encoder.backbone`, `query_encoder.head`. Train with
 
@@ -51,6 +52,7 @@ class MomentumContrast(nn.Module):
         momentum: float = 0.999,
         temperature: float = 0.07,
         symmetric: bool = False,
+        bn_groups: int = 1,
         shuffle_bn: bool = False,
         seed: int = 0,
     ) -> None:
@@ -64,11 +66,14 @@ class MomentumContrast(nn.Module):
         self.query_encoder.add_module("head", head if head is not None else nn.Identity())
         if shuffle_bn and not has_batchnorm(self.query_encoder):
             raise ValueError("shuffle_bn: this encoder has no batch norm, so there is nothing that could leak")
+        if shuffle_bn and bn_groups == 1 and world_size() == 1:
+            raise ValueError("shuffle_bn changes nothing where a batch is normalised as a whole: set bn_groups")
         self.key_encoder = copy.deepcopy(self.query_encoder).requires_grad_(False)
         self.dictionary = dictionary
         self.momentum = momentum
         self.temperature = temperature
         self.symmetric = symmetric
+        self.bn_groups = bn_groups
         self.shuffle_bn = shuffle_bn
         self.seed = seed
         self.step = 0
@@ -126,14 +131,19 @@ class MomentumContrast(nn.Module):
         self.step += 1
 
     def _queries(self, view: Tensor) -> Tensor:
-        return F.normalize(self.query_encoder(view).float(), dim=1)
+        return self._encode(self.query_encoder, view)
 
     @torch.no_grad()
     def _keys(self, view: Tensor) -> Tensor:
         if not (self.shuffle_bn and self.training):
-            return F.normalize(self.key_encoder(view).float(), dim=1)
+            return self._encode(self.key_encoder, view)
         shuffled, restore = shuffle(view, self._generator)
-        return restore(F.normalize(self.key_encoder(shuffled).float(), dim=1))
+        return restore(self._encode(self.key_encoder, shuffled))
+
+    def _encode(self, encoder: nn.Module, view: Tensor) -> Tensor:
+        in_groups = self.training and self.bn_groups > 1
+        features = encode_in_groups(encoder, view, self.bn_groups) if in_groups else encoder(view)
+        return F.normalize(features.float(), dim=1)
 
     @property
     def backbone(self) -> nn.Module:
