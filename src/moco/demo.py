@@ -78,7 +78,7 @@ def evaluate_on(
     torch.manual_seed(settings.seed)
     kinds: dict[str, Features] = {
         "raw pixels": lambda images: torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)),
-        "untrained": _encoder(_settled(run.new_backbone(), x, settings), settings),
+        "untrained": _encoder(run.new_backbone(), settings),
         "pre-trained": _encoder(run.backbone(), settings),
     }
     rows: dict[str, dict[str, float]] = {}
@@ -102,16 +102,6 @@ def _figures(bank: Tensor, labels: Tensor, test: Tensor, moved: Tensor, test_lab
     yield linear_accuracy(bank, labels, test, test_labels)
     yield knn_accuracy(bank, labels, moved, test_labels, k=20)
     yield linear_accuracy(bank[few], labels[few], test, test_labels)
-
-
-def _settled(network: nn.Module, images: Pictures, settings: RunSettings) -> nn.Module:
-    """An untrained net whose batch norm has at least seen the pictures: else it would compare badly for that alone."""
-    network.train()
-    with torch.no_grad():
-        for batch in _pictures(images[:2560], settings):
-            mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (settings.mean, settings.std))
-            network((batch.float() / 255 - mean) / std)
-    return network.eval()
 
 
 def _encoder(network: nn.Module, settings: RunSettings) -> Features:
