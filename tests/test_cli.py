@@ -45,7 +45,7 @@ def test_flags_become_settings(monkeypatch):
     line = (
         "pretrain photos/ --recipe v1 --crop-scale 0.3 0.9 --queue-size auto --batch-size 64 "
         "--learning-rate 1e-3 --symmetric --no-tensorboard --clip-gradient none --shuffle-bn false "
-        "--milestones 0.5 --out 2024 --channels 1 --key-view {blur_probability:\\ 0.1} --mean 0.5"
+        "--milestones 0.5 --out 2024 --channels 1 --std auto --key-view {blur_probability:\\ 0.1} --mean 0.5"
     )
     arguments = [part.replace("\\ ", " ") for part in re.split(r"(?<!\\) ", line)]
     assert cli.main(arguments) == 0
@@ -55,7 +55,7 @@ def test_flags_become_settings(monkeypatch):
     assert (found.learning_rate, found.symmetric, found.tensorboard, found.clip_gradient) == (1e-3, True, False, None)
     assert (found.shuffle_bn, found.milestones, found.out, found.channels) == (False, (0.5,), "2024", 1)
     assert found.key_views.blur_probability == 0.1
-    assert found.mean == (0.5,)
+    assert (found.mean, found.std) == ((0.5,), "auto")
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn, get_origin
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic.fields import FieldInfo
@@ -70,7 +70,7 @@ def _dispatch(arguments: list[str]) -> int:
     if unknown:
         flags = [option for verb in verbs.choices.values() for option in verb._option_string_actions]
         raise UserError(f"unknown option {unknown[0]}{nearest(unknown[0], flags)}")
-    given = {name: value for name, value in vars(found).items() if name != "verb"}
+    given = {name: "auto" if value == ["auto"] else value for name, value in vars(found).items() if name != "verb"}
     if found.verb == "pretrain":
         from moco.pretraining import pretrain, resume
 
@@ -91,6 +91,7 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
     parser = verbs.add_parser(
         "pretrain",
         help="pre-train an encoder on images without labels",
+        usage="moco pretrain DATA [--config FILE] [--SETTING VALUE ...]\n       moco pretrain --resume RUN",
         description="Pre-train an encoder on images without labels. Values: defaults < recipe < --config < flags.",
         epilog=EPILOGUE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -102,33 +103,52 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
     parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
     recipe = next((b for a, b in itertools.pairwise(arguments) if a == "--recipe"), "v2")
     defaults = RECIPES.get(recipe, {})
-    for name, field in PretrainSettings.model_fields.items():
-        if name != "data":
-            add_option(parser, name, field, defaults.get(name, field.default))
+    for part in reversed(PretrainSettings.__bases__):
+        group = parser.add_argument_group((part.__doc__ or "").lower())
+        for name in part.__annotations__:
+            field = PretrainSettings.model_fields[name]
+            if name != "data":
+                add_option(group, name, field, defaults.get(name, field.default))
 
 
-def add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo, default: Any) -> None:
+def add_option(group: argparse._ArgumentGroup, name: str, field: FieldInfo, default: Any) -> None:
     """Add the flag of one settings field: its name in kebab case, its description and default as help."""
-    shown = " ".join(f"{part:.4g}" for part in default) if isinstance(default, tuple) else default
-    text = (field.description or name).replace("%", "%%")
-    if not (isinstance(default, str) and not default):
-        text += f" (default: {'none' if shown is None else shown})"
-    flag = "--" + name.replace("_", "-")
+    flag, text = "--" + name.replace("_", "-"), (field.description or name).replace("%", "%%")
+    if default != "":
+        text += f" (default: {_shown(default)})"
     if field.annotation is bool:
-        parser.add_argument(
-            flag,
-            action=argparse.BooleanOptionalAction,
-            help=text.replace(f" (default: {shown})", f" (default: {'yes' if default else 'no'})"),
-        )
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
     elif field.annotation is str:
-        parser.add_argument(flag, metavar="NAME", help=text)
+        group.add_argument(flag, metavar="NAME", help=text)
     else:
         several = _is_tuple(field.annotation)
-        parser.add_argument(flag, nargs="+" if several else None, type=_value, metavar="X", help=text)
+        words = "|".join(dict.fromkeys(_words(field.annotation)))
+        group.add_argument(flag, nargs="+" if several else None, type=_value, metavar=words, help=text)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(f"{number:.4g}" for number in default)
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return "none" if default is None else str(default)
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    """What a value of this type may look like, in the help: choices as they are, N for whole numbers, X for others."""
+    plain = {int: "N", float: "X", bool: "true|false", type(None): "none"}
+    if annotation in plain:
+        yield plain[annotation]
+    elif get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    elif get_origin(annotation) is Mapping:
+        yield "{name: value}"
+    else:
+        yield from itertools.chain.from_iterable(map(_words, get_args(annotation)))
 
 
 def _is_tuple(annotation: Any) -> bool:
-    return get_origin(annotation) is tuple or any(map(_is_tuple, getattr(annotation, "__args__", ())))
+    return get_origin(annotation) is tuple or any(map(_is_tuple, get_args(annotation)))
 
 
 def _value(text: str) -> Any:

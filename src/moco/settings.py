@@ -21,10 +21,12 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Strength = Annotated[float, Field(ge=0, le=1)]
 
 
-class ViewSettings(BaseModel):
-    """How one random view of a picture is made."""
-
+class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ViewSettings(_Settings):
+    """How a random view of a picture is made"""
 
     crop_scale: tuple[float, float] = Field((0.2, 1.0), description="share of the picture's area that a crop takes")
     crop_ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width : height of a crop")
@@ -51,19 +53,23 @@ class ViewSettings(BaseModel):
         return self
 
 
-class PretrainSettings(ViewSettings):
-    """Everything `moco pretrain` can be told."""
+class JobSettings(_Settings):
+    """What, where to, and from where"""
 
     data: str = Field("", description="folder of images at any depth, or a .npz / .npy file of uint8 images")
     out: str = Field("", description="run folder to create (default: runs/RECIPE-DATA)")
     recipe: str = Field("v2", description="set of defaults to start from: v1, v2 or small (small images)")
     seed: int = Field(0, ge=0, description="the one source of all random numbers")
-
     labels: str = Field(
         "auto",
         description="labels for the monitor, never for training: auto (first folder level, or y in the .npz), "
         "none, or a .npy file",
     )
+
+
+class InputSettings(_Settings):
+    """Pictures"""
+
     image_size: int = Field(224, gt=0, description="side of a view in pixels")
     channels: Auto | Literal[1, 3] = Field("auto", description="channels of the encoder's input: 1 or 3")
     mean: Auto | tuple[float, ...] = Field(
@@ -80,6 +86,10 @@ class PretrainSettings(ViewSettings):
     key_view: Mapping[str, Any] | None = Field(
         None, description="view settings of the key where they differ from the query's, as {name: value}"
     )
+
+
+class ModelSettings(_Settings):
+    """Encoder and method"""
 
     backbone: str = Field("resnet50", description="encoder, any timm model name")
     base_width: int | None = Field(
@@ -101,6 +111,10 @@ class PretrainSettings(ViewSettings):
     )
     shuffle_bn: Auto | bool = Field("auto", description="shuffle the keys across those parts, and across processes")
 
+
+class TrainingSettings(_Settings):
+    """Training"""
+
     epochs: int = Field(200, gt=0, description="passes over the data")
     batch_size: int = Field(256, gt=0, description="images per optimiser step, over all processes")
     accumulate: int = Field(1, gt=0, description="pieces in which a batch is computed, to save memory")
@@ -114,7 +128,10 @@ class PretrainSettings(ViewSettings):
     )
     warmup_epochs: float = Field(0.0, ge=0, description="epochs of linearly rising learning rate")
     clip_gradient: float | None = Field(None, gt=0, description="largest norm of the gradient")
-    log_gradient_norms: bool = Field(False, description="write the gradient norm of each layer with the metrics")
+
+
+class MachineSettings(_Settings):
+    """Machine, checks and records"""
 
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
     precision: Auto | Literal["fp32", "bf16", "fp16"] = Field(
@@ -128,9 +145,14 @@ class PretrainSettings(ViewSettings):
     monitor_every: int = Field(1, gt=0, description="epochs between two checks")
     monitor_images: int = Field(10_000, gt=1, description="pictures that a check encodes at most")
     log_every: int = Field(10, gt=0, description="steps between two lines of metrics.jsonl")
+    log_gradient_norms: bool = Field(False, description="write the gradient norm of each layer with the metrics")
     checkpoint_every: int = Field(1, gt=0, description="epochs between two checkpoints")
     keep_checkpoints: int = Field(2, gt=0, description="checkpoints to keep; older ones are removed")
     tensorboard: bool = Field(True, description="write the curves for TensorBoard as well")
+
+
+class PretrainSettings(MachineSettings, TrainingSettings, ModelSettings, ViewSettings, InputSettings, JobSettings):
+    """Everything `moco pretrain` can be told. The parts it is made of are the headings of its help."""
 
     @field_validator("key_view")
     @classmethod
