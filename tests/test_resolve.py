@@ -38,14 +38,18 @@ def test_queue_size_follows_the_data(images, size):
 
 def test_batch_norm_groups_and_shuffling():
     for batch, groups in ((256, 8), (128, 8), (64, 4), (32, 2), (31, 1), (4, 1)):
-        settings = found(batch_size=batch)
+        settings = found(batch_size=batch, bn_groups="auto")
         assert (settings.bn_groups, settings.shuffle_bn) == (groups, groups > 1)
-    several = found(batch_size=256, world=2)
+    several = found(batch_size=256, bn_groups="auto", world=2)
     assert (several.bn_groups, several.shuffle_bn) == (1, True)
     none = found(backbone="vit_tiny_patch16_224", base_width=None, image_size=32)
     assert (none.bn_groups, none.shuffle_bn) == (1, False)
     with pytest.raises(UserError, match="no batch norm"):
         found(backbone="vit_tiny_patch16_224", base_width=None, image_size=32, shuffle_bn=True)
+
+
+def test_the_small_recipe_normalises_a_batch_as_a_whole():
+    assert (found(batch_size=256).bn_groups, found(batch_size=256).shuffle_bn) == (1, False)
 
 
 def test_statistics_are_measured_for_gray_pictures_and_imagenets_for_colour():

@@ -75,8 +75,10 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(pictures, tmp
 
 
 def test_accumulation_equals_the_whole_batch_where_batch_norm_is_split_alike(pictures, tmp_path):
-    whole = pretrain(pictures, tmp_path / "whole", epochs=1, bn_groups=4, shuffle_bn=False)
-    pieces = pretrain(pictures, tmp_path / "pieces", epochs=1, bn_groups=1, shuffle_bn=False, accumulate=4)
+    # Rounding differs, and a large rate would magnify it from step to step.
+    given = {"epochs": 1, "shuffle_bn": False, "learning_rate": 0.03}
+    whole = pretrain(pictures, tmp_path / "whole", bn_groups=4, **given)
+    pieces = pretrain(pictures, tmp_path / "pieces", bn_groups=1, accumulate=4, **given)
     one, other = weights(whole), weights(pieces)
     assert int(one["dictionary.pointer"]) == int(other["dictionary.pointer"])
     for name, value in one.items():

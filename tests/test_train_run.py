@@ -6,23 +6,32 @@ import pytest
 import torch
 
 from moco.errors import UserError
-from moco.settings import pretrain_settings
+from moco.settings import RunSettings, pretrain_settings
 from moco.train.run import Run, write_atomically
+
+
+CHOSEN = {"recipe": "small", "base_width": 8, "crop_scale": (0.3, 1), "key_view": {"hue": 0.0}}
+FOUND = {
+    "channels": 1, "mean": (0.3,), "std": (0.35,), "workers": 0, "views": "batch", "stem": "small", "queue_size": 64,
+    "bn_groups": 1, "shuffle_bn": False, "precision": "bf16", "threads": 2, "monitor": "none", "device": "cpu",
+}  # fmt: skip
+SETTINGS = RunSettings(**(pretrain_settings(**CHOSEN).model_dump() | FOUND))
 
 
 @pytest.fixture
 def run(tmp_path):
-    settings = pretrain_settings(
-        recipe="small", channels=1, stem="small", base_width=8, crop_scale=(0.3, 1), key_view={"hue": 0.0}
-    )
-    return Run.create(tmp_path / "run", settings)
+    return Run.create(tmp_path / "run", SETTINGS)
 
 
 def test_settings_come_back_as_they_went(run):
-    expected = pretrain_settings(
-        recipe="small", channels=1, stem="small", base_width=8, crop_scale=(0.3, 1), key_view={"hue": 0.0}
-    )
-    assert run.settings == expected
+    assert run.settings == SETTINGS
+
+
+def test_damaged_settings_are_one_clear_line(run):
+    (run.path / "settings.yaml").write_text("recipe: small\nbatch_size: -3\n")
+    with pytest.raises(UserError, match="settings.yaml: ") as caught:
+        _ = run.settings
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_in_use_is_refused(run, tmp_path):
