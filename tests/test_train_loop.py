@@ -75,15 +75,15 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(pictures, tmp
 
 
 def test_accumulation_equals_the_whole_batch_where_batch_norm_is_split_alike(pictures, tmp_path):
-    # Rounding differs, and a large rate would magnify it from step to step.
+    # Two steps: equal to rounding. From the third on, training magnifies the rounding itself.
     given = {"epochs": 1, "shuffle_bn": False, "learning_rate": 0.03}
-    whole = pretrain(pictures, tmp_path / "whole", bn_groups=4, **given)
-    pieces = pretrain(pictures, tmp_path / "pieces", bn_groups=1, accumulate=4, **given)
+    whole = pretrain(pictures[:128], tmp_path / "whole", bn_groups=4, **given)
+    pieces = pretrain(pictures[:128], tmp_path / "pieces", bn_groups=1, accumulate=4, **given)
     one, other = weights(whole), weights(pieces)
     assert int(one["dictionary.pointer"]) == int(other["dictionary.pointer"])
     for name, value in one.items():
         if isinstance(value, torch.Tensor) and "running" not in name and "tracked" not in name:
-            assert torch.allclose(value.float(), other[name].float(), atol=2e-4), name
+            assert torch.allclose(value.float(), other[name].float(), atol=1e-6), name
 
 
 def test_resume_after_an_epoch_gives_the_undisturbed_run(pictures, tmp_path, monkeypatch):

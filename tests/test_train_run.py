@@ -9,7 +9,6 @@ from moco.errors import UserError
 from moco.settings import RunSettings, pretrain_settings
 from moco.train.run import Run, write_atomically
 
-
 CHOSEN = {"recipe": "small", "base_width": 8, "crop_scale": (0.3, 1), "key_view": {"hue": 0.0}}
 FOUND = {
     "channels": 1, "mean": (0.3,), "std": (0.35,), "workers": 0, "views": "batch", "stem": "small", "queue_size": 64,
@@ -29,7 +28,7 @@ def test_settings_come_back_as_they_went(run):
 
 def test_damaged_settings_are_one_clear_line(run):
     (run.path / "settings.yaml").write_text("recipe: small\nbatch_size: -3\n")
-    with pytest.raises(UserError, match="settings.yaml: ") as caught:
+    with pytest.raises(UserError, match=r"settings\.yaml: ") as caught:
         _ = run.settings
     assert "\n" not in str(caught.value)
 
