@@ -83,7 +83,7 @@ def test_accumulation_equals_the_whole_batch_where_batch_norm_is_split_alike(pic
     assert int(one["dictionary.pointer"]) == int(other["dictionary.pointer"])
     for name, value in one.items():
         if isinstance(value, torch.Tensor) and "running" not in name and "tracked" not in name:
-            assert torch.allclose(value.float(), other[name].float(), atol=1e-6), name
+            assert torch.allclose(value.float(), other[name].float(), atol=2e-5), name
 
 
 def test_resume_after_an_epoch_gives_the_undisturbed_run(pictures, tmp_path, monkeypatch):
