@@ -25,12 +25,13 @@ def draw_curves(run: Run) -> Path:
 
     _curve(loss, training, "loss", "C0")
     _curve(loss, training, "chance_loss", "grey", label="chance, ln(K+1)", linestyle="--")
-    loss.set(title="loss", xlabel="epoch", ylim=(0, None))
+    highest = max((max(line["loss"], line["chance_loss"]) for line in training), default=1.0)
+    loss.set(title="loss", xlabel="epoch", ylim=(0, 1.4 * highest))  # room for the legend
     accuracy = loss.twinx()
     _curve(accuracy, training, "contrast_accuracy", "C1", label="contrast accuracy")
-    accuracy.set(ylim=(0, 1))
+    accuracy.set(ylim=(0, 1.4))
     handles = [*loss.get_lines(), *accuracy.get_lines()]
-    loss.legend(handles, [line.get_label() for line in handles], fontsize=8)
+    loss.legend(handles, [line.get_label() for line in handles], fontsize=8, loc="upper right")
 
     for name in TRAINING[3:]:
         _curve(similarity, training, name, None, label=name.replace("_", " "))
