@@ -35,7 +35,8 @@ def test_help_lists_every_field_with_its_meaning_and_default(capsys):
 
 
 def test_help_shows_the_defaults_of_the_recipe(capsys):
-    assert "softmax temperature (τ) (default: 0.07)" in help_text(capsys, "pretrain", "--recipe", "v1")
+    for words in (["--recipe", "v1"], ["--recipe=v1"]):
+        assert "softmax temperature (τ) (default: 0.07)" in help_text(capsys, "pretrain", *words)
     assert "softmax temperature (τ) (default: 0.2)" in help_text(capsys, "pretrain")
 
 
@@ -103,6 +104,12 @@ SMALL = ["--recipe", "small", "--batch-size", "4"]
         (["flat.npz", *SMALL, "--labels", "short.npy"], "labels"),
         (["floats.npz", *SMALL], "uint8"),
         (["--recipe", "small"], "no data"),
+        (["photos", "more", *SMALL], "one DATA only"),
+        (["photos", *SMALL, "--batch-size", "1"], "one picture at a time"),
+        (["photos", *SMALL, "--crop-scale", "2"], "crop_scale needs another value"),
+        (["photos", *SMALL, "--key-view", "{hue: 3}"], "hue = 3"),
+        (["damaged", *SMALL], "none of the 12 images can be read"),
+        (["--resume", "full", "--config", "x.yaml"], "does not go with --resume"),
         (["--resume", "full"], "not a run folder"),
     ],
 )  # fmt: skip
@@ -113,6 +120,9 @@ def test_bad_input_is_one_line_and_status_2_and_writes_nothing(photos, capsys, m
         (folder / name).mkdir()
     (folder / "taken" / "settings.yaml").write_text("recipe: v2\n")
     (folder / "full" / "letter.txt").write_text("dear")
+    (folder / "damaged").mkdir()
+    for i in range(12):
+        (folder / "damaged" / f"{i}.jpg").write_bytes(b"no picture")
     np.save(folder / "short.npy", np.zeros(3, np.int64))
     np.savez(folder / "flat.npz", x=np.zeros((12, 28, 28), np.uint8))
     np.savez(folder / "floats.npz", x=np.zeros((12, 28, 28), np.float32))

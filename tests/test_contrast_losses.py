@@ -137,6 +137,16 @@ def test_full_precision_under_autocast():
         assert torch.equal(info_nce(q, k, keys, 0.07).loss, plain)
 
 
+def test_refuses_ids_of_another_length_and_no_keys():
+    q = unit(5, 4, 0)
+    with pytest.raises(ValueError, match="ids and key_ids"):
+        info_nce(q, q, unit(9, 4, 1), ids=torch.arange(3), key_ids=torch.arange(9))
+    with pytest.raises(ValueError, match="at least one"):
+        info_nce(q, q, unit(9, 4, 1)[:0])
+    with pytest.raises(ValueError, match="temperature"):
+        info_nce(q, q, unit(9, 4, 1), float("nan"))
+
+
 @pytest.mark.parametrize(
     ("shapes", "temperature"),
     [(((2, 3), (2, 4), (5, 3)), 1), (((2, 3), (2, 3), (5, 4)), 1), (((2, 3), (2, 3), (5, 3)), 0)],

@@ -70,6 +70,21 @@ def test_no_more_pictures_than_asked_for(source):
     assert sum(seen) == 100
 
 
+def test_pictures_marked_as_unlabelled_stay_out(source):
+    labels = source.labels.copy()
+    labels[::2] = -1
+    half = ArraySource(source.images, labels)
+    seen = []
+
+    class Counting(Pixels):
+        def forward(self, x):
+            seen.append(len(x))
+            return super().forward(x)
+
+    assert 0.5 < make_monitor(half, settings(half, monitor="knn"), CPU)(Counting())["knn_accuracy"] < 0.85
+    assert sum(seen) == 300
+
+
 def test_none_checks_nothing(source):
     assert make_monitor(source, settings(source, monitor="none"), CPU) is None
 

@@ -64,10 +64,13 @@ def test_statistics_are_measured_for_gray_pictures_and_imagenets_for_colour():
 
 def test_monitor_needs_labels_for_knn():
     assert found().monitor == "retrieval"
-    assert found(labels=np.zeros(600, np.int64)).monitor == "knn"
+    assert found(labels=np.arange(600) % 2).monitor == "knn"
+    assert found(labels=np.zeros(600, np.int64)).monitor == "retrieval"
     assert found(labels=np.zeros(600, np.int64), monitor="none").monitor == "none"
     with pytest.raises(UserError, match="needs labels"):
         found(monitor="knn")
+    assert found(labels=np.full(600, -1)).monitor == "retrieval"
+    assert found(labels=np.arange(600) % 3 - 1).monitor == "knn"
 
 
 def test_views_by_batch_for_small_gray_arrays_on_a_cpu():

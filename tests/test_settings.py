@@ -65,6 +65,10 @@ def test_a_key_view_takes_the_querys_values_where_it_says_nothing():
         ({"momentum": 1}, "momentum = 1: .*less than 1"),
         ({"momentum": -0.1}, "momentum = -0.1: .*greater than or equal to 0"),
         ({"temperature": 0}, "temperature = 0: .*greater than 0"),
+        ({"temperature": float("inf")}, "temperature = inf: .*finite"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan: .*"),
+        ({"std": (0.0,)}, "std = .*greater than 0"),
+        ({"seed": 2**40}, "seed = .*less than"),
         ({"epochs": "many"}, "epochs = 'many': .*integer"),
         ({"crop_scale": (0.9, 0.1)}, "crop_scale must be two numbers"),
         ({"crop_scale": (0.5, 2)}, "at most 1"),
@@ -92,5 +96,8 @@ def test_a_bad_settings_file(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as caught:
         pretrain_settings(tmp_path / "run.yaml")
     assert "\n" not in str(caught.value)
+    (tmp_path / "run.yaml").write_bytes("recipe: v1".encode("utf-16"))
+    with pytest.raises(UserError, match="not UTF-8"):
+        pretrain_settings(tmp_path / "run.yaml")
     with pytest.raises(UserError, match="cannot read"):
         pretrain_settings(tmp_path / "absent.yaml")

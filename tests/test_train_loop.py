@@ -120,6 +120,31 @@ def test_resume_refuses_another_run_and_takes_harmless_changes(pictures, tmp_pat
     assert longer.settings.epochs == 2
 
 
+def test_resume_refuses_other_data_and_fewer_epochs_and_leaves_the_run_as_it_was(pictures, tmp_path):
+    run = pretrain(pictures, tmp_path / "run", epochs=2)
+    before = (run.path / "settings.yaml").read_text(), (run.path / "metrics.jsonl").read_text()
+    with pytest.raises(UserError, match="was trained on 320 images, but there are 300 now"):
+        moco.resume(run.path, data=pictures[:300], quiet=True, epochs=3)
+    with pytest.raises(UserError, match="has done 2 epochs already: set --epochs 2 or more"):
+        moco.resume(run.path, data=pictures, quiet=True, epochs=1)
+    with pytest.raises(UserError, match=r"trained on an array in memory: moco.resume\("):
+        moco.resume(run.path, quiet=True)
+    assert ((run.path / "settings.yaml").read_text(), (run.path / "metrics.jsonl").read_text()) == before
+
+
+def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(pictures, tmp_path):
+    whole = pretrain(pictures, tmp_path / "whole", epochs=2)
+    torn = pretrain(pictures, tmp_path / "torn", epochs=2)
+    newest = torn.checkpoints()[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
+        assert same(whole, moco.resume(torn.path, data=pictures, quiet=True))
+    for path in torn.checkpoints():
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(UserError, match="none of its 2 checkpoints"):
+        torn.load()
+
+
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_resume(pictures, tmp_path):
     whole = pretrain(pictures, tmp_path / "whole", epochs=8)
     metrics = tmp_path / "cut" / "metrics.jsonl"

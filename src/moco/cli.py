@@ -69,12 +69,18 @@ def _dispatch(arguments: list[str]) -> int:
     found, unknown = parser.parse_known_args(arguments)
     if unknown:
         flags = [option for verb in verbs.choices.values() for option in verb._option_string_actions]
+        if not unknown[0].startswith("-"):
+            raise UserError(f"unexpected argument {unknown[0]!r}: one DATA only")
         raise UserError(f"unknown option {unknown[0]}{nearest(unknown[0], flags)}")
-    given = {name: "auto" if value == ["auto"] else value for name, value in vars(found).items() if name != "verb"}
+    given: dict[str, Any] = {
+        name: "auto" if value == ["auto"] else value for name, value in vars(found).items() if name != "verb"
+    }
     if found.verb == "pretrain":
         from moco.pretraining import pretrain, resume
 
         if "resume" in given:
+            if "config" in given:
+                raise UserError("--config does not go with --resume: the run has its settings")
             resume(given.pop("resume"), **given)
         else:
             pretrain(given.pop("data", ""), **given)
@@ -101,7 +107,8 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
     parser.add_argument("data", nargs="?", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
     parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
-    recipe = next((b for a, b in itertools.pairwise(arguments) if a == "--recipe"), "v2")
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    recipe = next((b for a, b in itertools.pairwise(words) if a == "--recipe"), "v2")
     defaults = RECIPES.get(recipe, {})
     for part in reversed(PretrainSettings.__bases__):
         group = parser.add_argument_group((part.__doc__ or "").lower())

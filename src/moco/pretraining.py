@@ -35,8 +35,8 @@ Array = np.ndarray[Any, Any]
 
 # What may differ when a run is continued; everything else would make it another run.
 HARMLESS = {
-    "data", "labels", "out", "epochs", "device", "workers", "threads", "monitor", "monitor_every", "monitor_images",
-    "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard",
+    "data", "labels", "out", "epochs", "device", "precision", "workers", "threads", "monitor", "monitor_every",
+    "monitor_images", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard",
 }  # fmt: skip
 
 
@@ -108,8 +108,6 @@ def resume(
         source = _open(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
-        if own.main:
-            Run(run).update(resolved)
         return _train(resolved, source, own, model, _console(own, quiet))
 
 
@@ -119,6 +117,9 @@ def _named(**values: object) -> dict[str, str]:
 
 
 def _in_memory(value: object) -> Array | torch.Tensor | None:
+    """The value if it is an array or a tensor; a list becomes an array."""
+    if isinstance(value, (list, tuple)):
+        return np.asarray(value)
     return value if isinstance(value, (np.ndarray, torch.Tensor)) else None
 
 
@@ -142,8 +143,11 @@ def _train(
     monitor = make_monitor(source, settings, own.device)
     job = Job(settings, model, build_stream(settings, source, own), run, own, monitor, console)
     if run.checkpoints():
-        job.restore(run.load(own.device))
+        job.restore(run.load())
+    if console is not None and job.first_step == settings.epochs * job.stream.steps_per_epoch:
+        console.print(f"{run.path} is finished ({settings.epochs} epochs); more with --epochs", highlight=False)
     if own.main:
+        run.update(settings)
         run.rewind(job.first_step)
         if settings.tensorboard:
             from torch.utils.tensorboard import SummaryWriter

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import nn
 
 from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.encoders import build_backbone, feature_width, resolve_stem
-from moco.data.loader import measure_statistics
+from moco.data.loader import measure_statistics, readable
 from moco.data.sources import ArraySource, Source
 from moco.errors import UserError
 from moco.settings import PretrainSettings, RunSettings, explain
@@ -54,11 +55,18 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSe
 
 
 def _check_batch(settings: PretrainSettings, source: Source, own: Processes) -> None:
+    rows = settings.batch_size // own.world // settings.accumulate
+    if rows < 2:
+        raise UserError(
+            f"batch_size {settings.batch_size} over {own.world} processes × accumulate {settings.accumulate} is one "
+            "picture at a time: two or more are needed for batch statistics"
+        )
     if len(source) < settings.batch_size:
         raise UserError(
             f"{settings.data or 'the data'} has {len(source)} images, fewer than one batch of {settings.batch_size}: "
             f"set --batch-size {len(source)} or lower"
         )
+    readable(source, 0, 3)  # a data set of which nothing can be read is better refused now
     pieces = own.world * settings.accumulate
     if settings.batch_size % pieces:
         raise UserError(
@@ -75,11 +83,14 @@ def _precision(settings: PretrainSettings, device: torch.device) -> str:
 
 
 def _monitor(settings: PretrainSettings, source: Source) -> str:
+    labels = source.labels
+    useful = labels is not None and len(np.unique(labels[labels >= 0])) > 1
     if settings.monitor == "auto":
-        return "retrieval" if source.labels is None else "knn"
-    if settings.monitor == "knn" and source.labels is None:
+        return "knn" if useful else "retrieval"
+    if settings.monitor == "knn" and not useful:
         raise UserError(
-            "monitor knn needs labels: sub-folders, y in the .npz, or --labels FILE.npy; or --monitor retrieval"
+            "monitor knn needs labels of two classes or more: sub-folders, y in the .npz, --labels FILE.npy (in Python "
+            "labels=ARRAY); or --monitor retrieval"
         )
     return settings.monitor
 

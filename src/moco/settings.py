@@ -18,11 +18,12 @@ from moco.errors import UserError
 
 Auto = Literal["auto"]
 Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
 Strength = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ViewSettings(_Settings):
@@ -59,7 +60,7 @@ class JobSettings(_Settings):
     data: str = Field("", description="folder of images at any depth, or a .npz / .npy file of uint8 images")
     out: str = Field("", description="run folder to create (default: runs/RECIPE-DATA)")
     recipe: str = Field("v2", description="set of defaults to start from: v1, v2 or small (small images)")
-    seed: int = Field(0, ge=0, description="the one source of all random numbers")
+    seed: int = Field(0, ge=0, lt=2**32, description="the one source of all random numbers")
     labels: str = Field(
         "auto",
         description="labels for the monitor, never for training: auto (first folder level, or y in the .npz), "
@@ -76,7 +77,7 @@ class InputSettings(_Settings):
         "auto",
         description="mean per channel of values 0 to 1; auto: ImageNet's for 3 channels, else measured",
     )
-    std: Auto | tuple[float, ...] = Field("auto", description="standard deviation per channel; auto as for mean")
+    std: Auto | tuple[Positive, ...] = Field("auto", description="standard deviation per channel; auto as for mean")
     workers: Auto | Annotated[int, Field(ge=0)] = Field("auto", description="processes that decode and make views")
     views: Literal["auto", "image", "batch"] = Field(
         "auto",
@@ -159,7 +160,10 @@ class PretrainSettings(MachineSettings, TrainingSettings, ModelSettings, ViewSet
     def _key_view(cls, value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         if value is not None:
             check_names(value, ViewSettings.model_fields, "view setting (in key_view)")
-            ViewSettings(**value)
+            try:
+                ViewSettings(**value)
+            except ValidationError as error:
+                raise ValueError(explain(error)) from error
         return value
 
     @model_validator(mode="after")
@@ -248,6 +252,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the settings file {path} is not UTF-8 text: save it as UTF-8") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if values is None:
@@ -280,4 +286,6 @@ def explain(error: ValidationError) -> str:
         return message
     # A field of several types has one error for each of them.
     others = [other["msg"].removeprefix("Input should be ") for other in rest if other["loc"][0] == first["loc"][0]]
+    if first["type"] == "missing":
+        return f"{first['loc'][0]} needs another value: {message[:1].lower()}{message[1:]}"
     return f"{first['loc'][0]} = {first['input']!r}: {' or '.join([message[:1].lower() + message[1:], *others])}"

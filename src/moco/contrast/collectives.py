@@ -21,7 +21,7 @@ def gather_rows(rows: Tensor) -> Tensor:
     """The rows of all processes in rank order, without gradient: (N, …) → (world · N, …). N is equal on all."""
     if world_size() == 1:
         return rows.detach()
-    parts = [torch.empty_like(rows) for _ in range(world_size())]
+    parts = [torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(world_size())]
     dist.all_gather(parts, rows.detach().contiguous())
     return torch.cat(parts)
 

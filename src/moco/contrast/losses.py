@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +51,12 @@ def info_nce(
     """
     if q.ndim != 2 or q.shape != k.shape or keys.ndim != 2 or keys.shape[1] != q.shape[1]:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, keys {tuple(keys.shape)}: must be N×C, N×C, K×C")
-    if temperature <= 0:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive, not {temperature}")
+    if len(keys) == 0:
+        raise ValueError("keys must be at least one: there is nothing to compare with")
+    if (ids is not None and len(ids) != len(q)) or (key_ids is not None and len(key_ids) != len(keys)):
+        raise ValueError("ids and key_ids must be one for each query and one for each key")
     # The loss is computed in full precision whatever the encoders use.
     with torch.autocast(q.device.type, enabled=False):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -59,8 +60,10 @@ class MomentumContrast(nn.Module):
         super().__init__()
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {momentum}")
-        if temperature <= 0:
+        if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be positive, not {temperature}")
+        if bn_groups < 1:
+            raise ValueError(f"bn_groups must be at least 1, not {bn_groups}")
         self.query_encoder = nn.Sequential()
         self.query_encoder.add_module("backbone", encoder)
         self.query_encoder.add_module("head", head if head is not None else nn.Identity())
@@ -87,7 +90,7 @@ class MomentumContrast(nn.Module):
         Parameters only; the running statistics of batch norm are each encoder's own, as in the authors' code.
         """
         self.end_step()
-        self._generator.manual_seed(self.seed * 1_000_003 + self.step)
+        self._generator.manual_seed((self.seed * 1_000_003 + self.step) % 2**63)
         slow, fast = ([p.data for p in encoder.parameters()] for encoder in (self.key_encoder, self.query_encoder))
         torch._foreach_lerp_(slow, fast, 1 - self.momentum)
 
@@ -106,7 +109,7 @@ class MomentumContrast(nn.Module):
             pairs.append((key_a, ids))
         if self.training:
             self._pending += pairs
-        spread = query.detach().std(0).mean() * query.shape[1] ** 0.5
+        spread = query.detach().std(0, correction=0).mean() * query.shape[1] ** 0.5
         return StepOutput(
             loss,
             {
@@ -153,7 +156,7 @@ class MomentumContrast(nn.Module):
     @property
     def chance_loss(self) -> float:
         """The loss of features that know nothing: ln(K + 1)."""
-        return float(torch.tensor(len(self.dictionary) + 1.0, dtype=torch.float64).log())
+        return math.log(len(self.dictionary) + 1)
 
     def get_extra_state(self) -> int:
         """The step count is part of the state."""

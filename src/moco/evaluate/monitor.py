@@ -31,12 +31,18 @@ def make_monitor(
 def _knn(source: Source, settings: RunSettings, device: torch.device) -> Callable[[nn.Module], dict[str, float]]:
     """Leave-one-out kNN (k = 20) over at most `monitor_images` pictures, the same ones every time."""
     assert source.labels is not None
-    chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(source))[: settings.monitor_images])
+    labelled = np.flatnonzero(source.labels >= 0)  # a negative label is the usual mark of a picture without one
+    chosen = np.sort(np.random.default_rng(settings.seed).permutation(labelled)[: settings.monitor_images])
     labels = torch.from_numpy(source.labels[chosen])
 
     def check(backbone: nn.Module) -> dict[str, float]:
         batches = evaluation_batches(
-            source, chosen, size=settings.image_size, channels=settings.channels, batch_size=BATCH
+            source,
+            chosen,
+            size=settings.image_size,
+            channels=settings.channels,
+            batch_size=BATCH,
+            workers=settings.workers,
         )
         features = _encode(backbone, batches, settings, device)
         return {"knn_accuracy": knn_accuracy(features, labels, features, labels, k=20, exclude_self=True)}

@@ -29,7 +29,7 @@ def draw_curves(run: Run) -> Path:
     loss.set(title="loss", xlabel="epoch", ylim=(0, 1.4 * highest))  # room for the legend
     accuracy = loss.twinx()
     _curve(accuracy, training, "contrast_accuracy", "C1", label="contrast accuracy")
-    accuracy.set(ylim=(0, 1.4))
+    accuracy.set(ylim=(0, 1.4), yticks=(0, 0.25, 0.5, 0.75, 1))
     handles = [*loss.get_lines(), *accuracy.get_lines()]
     loss.legend(handles, [line.get_label() for line in handles], fontsize=8, loc="upper right")
 

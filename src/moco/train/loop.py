@@ -6,6 +6,7 @@ import contextlib
 import math
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -20,7 +21,7 @@ from moco.contrast.collectives import gather_rows
 from moco.contrast.moco import MomentumContrast
 from moco.data.loader import Batch, ViewStream
 from moco.data.views import normalize
-from moco.errors import Interrupted, TrainingError
+from moco.errors import Interrupted, TrainingError, UserError
 from moco.settings import RunSettings
 from moco.train.optim import learning_rate, sgd
 from moco.train.parallel import Processes
@@ -66,7 +67,15 @@ class Job:
         self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=fp16)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+        """Go on where a checkpoint was written. Raises UserError if it is not of this job."""
+        images, done = len(self.stream.source), state["step"] // self.stream.steps_per_epoch
+        if state["images"] != images:
+            raise UserError(
+                f"{self.run.path} was trained on {state['images']} images, but there are {images} now: "
+                "give it the data it had, or start a new run"
+            )
+        if done > self.settings.epochs:
+            raise UserError(f"{self.run.path} has done {done} epochs already: set --epochs {done} or more")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -77,6 +86,7 @@ class Job:
         state = {
             "format": 1,
             "step": step,
+            "images": len(self.stream.source),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -248,7 +258,9 @@ def _wrapped(job: Job) -> nn.Module:
     if job.processes.world == 1:
         return job.model
     # Buffers stay each process's own: the queues are equal by construction, batch statistics are meant to differ.
-    return DistributedDataParallel(job.model, broadcast_buffers=False)
+    with warnings.catch_warnings():  # newer releases call the option deprecated and offer nothing in its place
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+        return DistributedDataParallel(job.model, broadcast_buffers=False)
 
 
 def _exchange(forward: nn.Module, *, last: bool) -> contextlib.AbstractContextManager[None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -80,13 +82,22 @@ class Run:
             old.unlink()
         return path
 
-    def load(self, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """The newest checkpoint. Raises UserError where there is none yet."""
+    def load(self) -> dict[str, Any]:
+        """The newest checkpoint that can be read, on the CPU; damaged ones are named in a warning and passed over.
+
+        Raises UserError where there is none yet, or none is whole.
+        """
         found = self.checkpoints()
         if not found:
             raise UserError(f"{self.path} has no checkpoint yet: the run ended before its first one")
-        state: dict[str, Any] = torch.load(found[-1], map_location=device, weights_only=True)
-        return state
+        for path in reversed(found):
+            try:
+                state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError):
+                warnings.warn(f"{path} is damaged and is passed over", stacklevel=2)
+            else:
+                return state
+        raise UserError(f"{self.path}: none of its {len(found)} checkpoints can be read; start a new run")
 
     def new_backbone(self) -> nn.Module:
         """The network of the run as it was before training: a timm module with fresh random weights."""
