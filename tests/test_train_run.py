@@ -93,3 +93,20 @@ def test_write_atomically_replaces_the_whole_file(tmp_path):
     write_atomically(path, json.dumps([1]).encode())
     assert path.read_text() == "[1]"
     assert list(tmp_path.iterdir()) == [path]
+
+
+class Trap:
+    """A pickle that would run code when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_checkpoint_cannot_run_code(run, tmp_path):
+    run.save({"step": 1, "trap": Trap(tmp_path / "sprung")}, keep=2)
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(UserError, match="can be read"):
+        run.load()
+    assert not (tmp_path / "sprung").exists()
