@@ -68,11 +68,11 @@ def pretrain(
         source = _open(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
-        console = _console(own, quiet)
-        _show_resolved(console, settings, resolved, source)
         if own.main:
             Run.create(resolved.out, resolved)
         _wait_for_main()
+        console = _console(own, quiet)
+        _show_resolved(console, settings, resolved, source)
         return _train(resolved, source, own, model, console)
 
 
