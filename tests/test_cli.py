@@ -1,9 +1,11 @@
 """The command line as a user meets it: help from the settings class, and one line for bad input."""
 
+import itertools
 import os
 import re
 import subprocess
 import sys
+from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -46,7 +48,8 @@ def test_flags_become_settings(monkeypatch):
     line = (
         "pretrain photos/ --recipe v1 --crop-scale 0.3 0.9 --queue-size auto --batch-size 64 "
         "--learning-rate 1e-3 --symmetric --no-tensorboard --clip-gradient none --shuffle-bn false "
-        "--milestones 0.5 --out 2024 --channels 1 --std auto --key-view {blur_probability:\\ 0.1} --mean 0.5"
+        "--milestones 0.5 --out 2024 --channels 1 "
+        "--std auto --monitor none --key-view {blur_probability:\\ 0.1} --mean 0.5"
     )
     arguments = [part.replace("\\ ", " ") for part in re.split(r"(?<!\\) ", line)]
     assert cli.main(arguments) == 0
@@ -56,7 +59,24 @@ def test_flags_become_settings(monkeypatch):
     assert (found.learning_rate, found.symmetric, found.tensorboard, found.clip_gradient) == (1e-3, True, False, None)
     assert (found.shuffle_bn, found.milestones, found.out, found.channels) == (False, (0.5,), "2024", 1)
     assert found.key_views.blur_probability == 0.1
-    assert (found.mean, found.std) == ((0.5,), "auto")
+    assert (found.mean, found.std, found.monitor) == ((0.5,), "auto", "none")
+
+
+CHOICES = [
+    (name, choice)
+    for name, field in PretrainSettings.model_fields.items()
+    for choice in itertools.chain.from_iterable(
+        get_args(part) for part in (field.annotation, *get_args(field.annotation)) if get_origin(part) is Literal
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "choice"), CHOICES)
+def test_every_choice_of_every_setting_can_be_made_with_its_flag(monkeypatch, name, choice):
+    seen = {}
+    monkeypatch.setattr("moco.pretraining.pretrain", lambda data, **given: seen.update(given))
+    assert cli.main(["pretrain", "photos/", f"--{name.replace('_', '-')}", str(choice)]) == 0
+    assert getattr(pretrain_settings(**seen), name) == choice
 
 
 @pytest.fixture

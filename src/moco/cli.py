@@ -129,8 +129,9 @@ def add_option(group: argparse._ArgumentGroup, name: str, field: FieldInfo, defa
         group.add_argument(flag, metavar="NAME", help=text)
     else:
         several = _is_tuple(field.annotation)
+        read = _value_or_none if type(None) in get_args(field.annotation) else _value
         words = "|".join(dict.fromkeys(_words(field.annotation)))
-        group.add_argument(flag, nargs="+" if several else None, type=_value, metavar=words, help=text)
+        group.add_argument(flag, nargs="+" if several else None, type=read, metavar=words, help=text)
 
 
 def _shown(default: Any) -> str:
@@ -159,8 +160,13 @@ def _is_tuple(annotation: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """A flag's value as YAML would read it; `none` is YAML's null."""
+    """A flag's value as YAML would read it."""
     try:
-        return None if text.lower() == "none" else yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+
+
+def _value_or_none(text: str) -> Any:
+    """The same for a setting that may be left empty: `none` stands for nothing."""
+    return None if text.lower() == "none" else _value(text)
