@@ -65,15 +65,6 @@ def test_is_part_of_the_state():
         assert torch.equal(getattr(queue, name), getattr(other, name))
 
 
-def test_filled_counts_real_keys():
-    queue = Queue(8, 4)
-    assert queue.filled() == 0
-    queue.enqueue(torch.randn(2, 4))
-    assert queue.filled() == 0.25
-    queue.enqueue(torch.randn(20, 4))
-    assert queue.filled() == 1
-
-
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (-1, 4)])
 def test_refuses_impossible_sizes(sizes):
     with pytest.raises(ValueError, match="positive"):

@@ -226,7 +226,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "learning_rate": 0.12,
         "weight_decay": 1e-3,
         "blur_probability": 0.0,
-        # Groups cost a fifth of the speed at this size and gained nothing in 15 epochs; for long runs: auto.
+        # Groups cost a quarter of the speed at this size and gained nothing in 15 epochs; for long runs: auto.
         "bn_groups": 1,
     },
 }

@@ -52,7 +52,3 @@ class Queue(nn.Module):
         self.ids[places] = -1 if ids is None else ids[count - kept :].to(self.ids.device)
         self.births[places] = step
         self.pointer.add_(count).remainder_(size)
-
-    def filled(self) -> Tensor:
-        """Share of the keys that come from pictures rather than from the random start."""
-        return (self.births >= 0).float().mean()
