@@ -24,7 +24,8 @@ from moco.data.sources import ArraySource
 from moco.pretraining import build_model, build_stream
 from moco.resolve import resolve
 from moco.settings import pretrain_settings
-from moco.train.loop import Job, optimise
+from moco.train.job import Job
+from moco.train.loop import optimise
 from moco.train.parallel import Processes, find_device
 from moco.train.run import Run
 

@@ -21,8 +21,9 @@ ALLOWED = {
     "report": LEAVES | {"contrast", "data", "train", "evaluate"},
     "resolve": LEAVES | {"contrast", "data", "train"},
     "pretraining": LEAVES | {"contrast", "data", "train", "evaluate", "report", "resolve"},
+    "bench": LEAVES | {"data", "train", "resolve", "pretraining"},
     "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining"},
-    "cli": LEAVES | {"pretraining", "demo", "__init__"},
+    "cli": LEAVES | {"pretraining", "bench", "demo", "__init__"},
     "__main__": {"cli"},
     "__init__": LEAVES | {"contrast", "train", "pretraining"},
 }

@@ -36,6 +36,23 @@ def test_help_lists_every_field_with_its_meaning_and_default(capsys):
     assert "(default: 0.2 1)" in text
 
 
+def test_bench_takes_the_same_settings_and_no_resume(capsys, monkeypatch):
+    text = help_text(capsys, "bench")
+    for name in set(PretrainSettings.model_fields) - {"data"}:
+        assert f"--{name.replace('_', '-')}" in text
+    assert "--seconds" in text
+    assert "--json" in text
+    assert "--resume" not in text
+    seen = {}
+    monkeypatch.setattr("moco.bench.benchmark", lambda data, **given: seen.update(data=data, **given))
+    line = "bench photos/ --recipe v1 --workers 3 --queue-size auto --config run.yaml --seconds 20 --json -"
+    assert cli.main(line.split()) == 0
+    assert seen == {
+        "data": "photos/", "recipe": "v1", "workers": 3, "queue_size": "auto", "config": "run.yaml", "seconds": 20.0,
+        "json_file": "-",
+    }  # fmt: skip
+
+
 def test_help_shows_the_defaults_of_the_recipe(capsys):
     for words in (["--recipe", "v1"], ["--recipe=v1"]):
         assert "softmax temperature (τ) (default: 0.07)" in help_text(capsys, "pretrain", *words)
@@ -156,7 +173,14 @@ def test_bad_input_is_one_line_and_status_2_and_writes_nothing(photos, capsys, m
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["pretrian"], "did you mean pretrain"), (["--verison"], "did you mean")]
+    ("arguments", "message"),
+    [
+        (["pretrian"], "did you mean pretrain"),
+        (["--verison"], "did you mean --version"),
+        (["bench", "photos", "--bacth-size", "4"], "did you mean --batch-size"),
+        (["bench", "photos", "--secnods", "9"], "did you mean --seconds"),
+        (["demo", "--otu", "x"], "did you mean --out"),
+    ],
 )
 def test_unknown_verbs_and_options(capsys, arguments, message):
     status, _, err = moco(capsys, *arguments)

@@ -44,6 +44,19 @@ def test_keys_are_of_unit_norm_after_every_write():
     assert torch.allclose(queue.keys.norm(dim=1), torch.ones(8))
 
 
+def test_keys_in_bfloat16_are_the_rounded_ones():
+    full, half = Queue(64, 32), Queue(64, 32, dtype=torch.bfloat16)
+    keys = torch.randn(50, 32)
+    for queue in (full, half):
+        queue.enqueue(keys)
+    assert half.keys.dtype == torch.bfloat16
+    assert torch.equal(half.keys, full.keys.bfloat16())
+    query = F.normalize(torch.randn(9, 32), dim=1)
+    found, expected = half.lookup(query, query, 0.2), full.lookup(query, query, 0.2)
+    assert found.loss.dtype == torch.float32
+    assert float(found.loss) == pytest.approx(float(expected.loss), rel=1e-3)
+
+
 def test_lookup_changes_nothing_and_leaves_own_keys_out():
     queue = Queue(16, 4)
     queue.enqueue(F.normalize(torch.randn(5, 4), dim=1), torch.arange(5))

@@ -1,6 +1,7 @@
 """InfoNCE against a plain dense computation in float64."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -51,14 +52,38 @@ def test_equals_the_dense_form(temperature, n, k_size, chunk):
 
 @pytest.mark.parametrize("temperature", [0.01, 1.0])
 def test_gradcheck(temperature):
-    q, k, keys = unit(5, 8, 0).requires_grad_(), unit(5, 8, 1).requires_grad_(), unit(23, 8, 2)
+    q, k, keys = (unit(rows, 8, seed).requires_grad_() for seed, rows in enumerate((5, 5, 23)))
     ids, key_ids = torch.arange(5), torch.arange(23) % 7
     assert torch.autograd.gradcheck(
-        lambda q, k: info_nce(q, k, keys, temperature, ids=ids, key_ids=key_ids, chunk=6).loss,
-        (q, k),
+        lambda q, k, keys: info_nce(q, k, keys, temperature, ids=ids, key_ids=key_ids, chunk=6).loss,
+        (q, k, keys),
         eps=1e-7,
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.07, 1.0])
+def test_keys_of_the_batch_learn_as_in_the_dense_form(temperature):
+    """The dictionary of the same batch: every other key is a negative, and all get a gradient ([v1] figure 2a)."""
+    ids = torch.arange(40)
+    gradients = []
+    for dtype, loss_of in (
+        (torch.float64, lambda q, k: dense(q, k, k, temperature, own=torch.eye(40, dtype=torch.bool))[0]),
+        (torch.float32, lambda q, k: info_nce(q, k, k, temperature, ids=ids, key_ids=ids, chunk=16).loss),
+    ):
+        q, k = unit(40, 16, 0, dtype).requires_grad_(), unit(40, 16, 1, dtype).requires_grad_()
+        loss_of(q, k).backward()
+        gradients.append((q.grad, k.grad))
+    (q_expected, k_expected), (q_found, k_found) = gradients
+    assert relative(q_found, q_expected) < 1e-5
+    assert relative(k_found, k_expected) < 1e-5
+
+
+def test_keys_that_are_all_a_querys_own_get_no_gradient():
+    keys = unit(5, 4, 2, torch.float32).requires_grad_()
+    q = unit(3, 4, 0, torch.float32)
+    info_nce(q, q, keys, ids=torch.zeros(3).long(), key_ids=torch.zeros(5).long()).loss.backward()
+    assert torch.equal(keys.grad, torch.zeros(5, 4))
 
 
 def test_extreme_margins_stay_exact():
@@ -93,6 +118,11 @@ def test_own_keys_are_never_negatives(n, k_size, chunk, seed):
     assert float(found.loss) == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
     if (~own).any():
         assert float(found.negative_similarity) == pytest.approx(float(similarities[:, 1:][~own].mean()), abs=1e-6)
+    with patch("torch.compiler.is_compiling", lambda: True):  # the way of a GPU: whole masks, no places
+        masked = info_nce(q, k, keys, 0.1, ids=ids, key_ids=key_ids, chunk=chunk)
+    assert [float(value) for value in vars(masked).values()] == pytest.approx(
+        [float(value) for value in vars(found).values()], nan_ok=True
+    )
     rows, columns = own_pairs(ids, key_ids)
     assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == set(map(tuple, own.nonzero().tolist()))
     assert columns.tolist() == sorted(columns.tolist())
@@ -117,17 +147,37 @@ def test_chance_level_of_random_features():
     assert float(info_nce(q, k, keys, 1.0).loss) == pytest.approx(math.log(4097), abs=0.02)
 
 
-def test_no_gradient_reaches_the_keys():
-    keys = unit(9, 4, 2).requires_grad_()
-    info_nce(unit(3, 4, 0).requires_grad_(), unit(3, 4, 1), keys).loss.backward()
-    assert keys.grad is None
-
-
 def test_bfloat16_keys():
     q, k, keys = (unit(rows, 64, seed, torch.float32) for rows, seed in ((32, 0), (32, 1), (2000, 2)))
     exact, rounded = info_nce(q, k, keys, 0.2), info_nce(q, k, keys.bfloat16(), 0.2)
     assert rounded.loss.dtype == torch.float32
     assert float(rounded.loss) == pytest.approx(float(exact.loss), rel=2e-3)
+
+
+def test_half_precision_never_enters_the_sums():
+    """Keys in bfloat16 are rounded themselves; beyond that, loss and gradient differ by the rounding of products."""
+    q, k, keys = (unit(rows, 64, seed, torch.float32) for rows, seed in ((32, 0), (32, 1), (50_000, 2)))
+    rounded = keys.bfloat16()
+    q_half, q_full = q.clone().requires_grad_(), q.clone().requires_grad_()
+    half, full = info_nce(q_half, k, rounded, 0.2), info_nce(q_full, k, rounded.float(), 0.2)
+    half.loss.backward()
+    full.loss.backward()
+    assert half.loss.item() == pytest.approx(full.loss.item(), rel=2e-4)
+    assert relative(q_half.grad, q_full.grad.double()) < 5e-3
+
+
+@pytest.mark.slow
+def test_compiles():
+    q, k, keys = (unit(rows, 16, seed, torch.float32).requires_grad_() for rows, seed in ((8, 0), (8, 1), (50, 2)))
+    ids, key_ids = torch.arange(8), torch.arange(50) % 20
+
+    def loss(q, k, keys):
+        return info_nce(q, k, keys, 0.2, ids=ids, key_ids=key_ids, chunk=32).loss
+
+    plain = torch.autograd.grad(loss(q, k, keys), (q, k, keys))
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for found, expected in zip(torch.autograd.grad(compiled(q, k, keys), (q, k, keys)), plain, strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_full_precision_under_autocast():

@@ -1,16 +1,20 @@
 """A batch is a function of (seed, epoch, step): not of workers, of processes, or of where one starts."""
 
+import dataclasses
+import multiprocessing
 import pickle
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
-from moco.data.loader import ViewStream, central_box, evaluation_batches, measure_statistics, permutation
+from moco.data import by_image
+from moco.data.header import Header
+from moco.data.loader import Batch, ViewStream, central_box, evaluation_batches, measure_statistics, permutation
 from moco.data.sources import ArraySource, FolderSource
-from moco.data.views import apply_image, draw, parameters
+from moco.data.views import apply_image, draw, parameters, recolour
 from moco.errors import UserError
 from moco.settings import ViewSettings
 
@@ -39,7 +43,15 @@ def same(first, second):
         and torch.equal(first.key, second.key)
         and torch.equal(first.ids, second.ids)
         and first.skipped == second.skipped
+        and same_rest(first.rest, second.rest)
     )
+
+
+def same_rest(first, second):
+    if first is None or second is None:
+        return first is second
+    values, others = (sum((dataclasses.astuple(view) for view in rest), ()) for rest in (first, second))
+    return all(np.array_equal(value, other) for value, other in zip(values, others, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +83,17 @@ def test_permutation_is_a_pure_function():
     assert order.dtype == np.int64
 
 
-@pytest.mark.parametrize("way", ["image", "batch"])
+@pytest.mark.parametrize("way", ["image", "split", "batch"])
 def test_shapes_and_types(tiles, way):
     batch = stream(ArraySource(tiles), way=way).batch(0)
     for views in (batch.query, batch.key):
         assert views.shape == (8, 3, 24, 24)
-        assert views.dtype == (torch.uint8 if way == "image" else torch.float32)
+        assert views.dtype == (torch.float32 if way == "batch" else torch.uint8)
         assert views.device.type == "cpu"
     assert batch.ids.shape == (8,)
     assert batch.ids.dtype == torch.int64
     assert batch.skipped == []
+    assert (batch.rest is not None) == (way == "split")
     assert not torch.equal(batch.query, batch.key)
 
 
@@ -109,6 +122,45 @@ def test_both_ways_agree(tiles, garments, channels, colour):
             assert (first.double() - second.double() * 255).abs().mean() < 0.75
 
 
+def finished(batch):
+    """The views of a batch of the way "split" with the rest done, in grey levels."""
+    pairs = zip((batch.query, batch.key), batch.rest, strict=True)
+    return [recolour(view, rest).double() * 255 for view, rest in pairs]
+
+
+@pytest.fixture(scope="module")
+def large(photographs, tmp_path_factory):
+    """12 JPEGs of about 400 × 600, two of them turned by EXIF, one cut off behind its header."""
+    root = tmp_path_factory.mktemp("large")
+    for number in range(12):
+        photo = np.roll(photographs[number % 2], 50 * number, axis=1)[number:, number:]
+        exif = Image.Exif()
+        exif[0x0112] = {3: 6, 4: 3}.get(number, 1)
+        Image.fromarray(photo).save(root / f"{number:02}.jpg", quality=92, exif=exif)
+    (root / "05.jpg").write_bytes((root / "05.jpg").read_bytes()[:9000])
+    return FolderSource(root)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_split_agrees_with_image(folder, large, tiles, channels):
+    """Crops in the workers and the rest at once give the views that are made one by one, within rounding."""
+    for source in (folder, large, ArraySource(tiles)):
+        for step in range(2):
+            one = stream(source, channels=channels, key=WEAK).batch(step)
+            many = stream(source, channels=channels, key=WEAK, way="split").batch(step)
+            assert torch.equal(one.ids, many.ids)
+            assert one.skipped == many.skipped
+            for first, second in zip((one.query, one.key), finished(many), strict=True):
+                assert (first.double() - second).abs().mean((1, 2, 3)).max() < 1
+
+
+def test_on_a_cpu_larger_views_of_whole_batches_are_made_one_by_one(tiles):
+    """Which is faster there, and gives the same."""
+    assert stream(ArraySource(tiles), way="batch", size=26).batch(0).query.dtype == torch.float32
+    found, wanted = (stream(ArraySource(tiles), way=way, size=32).batch(3) for way in ("batch", "image"))
+    assert same(found, wanted)
+
+
 def test_every_epoch_visits_every_picture_once(tiles):
     source = ArraySource(tiles[:45])
     views = stream(source)
@@ -120,15 +172,16 @@ def test_every_epoch_visits_every_picture_once(tiles):
     assert not same(views.batch(0), stream(source, seed=6).batch(0))
 
 
-def test_workers_and_start_do_not_matter(folder):
-    alone = stream(folder)
+@pytest.mark.parametrize("way", ["image", "split"])
+def test_workers_and_start_do_not_matter(folder, way):
+    alone = stream(folder, way=way)
     assert alone.steps_per_epoch == 2
     state = torch.get_rng_state()
     wanted = [alone.batch(step) for step in range(7)]
     assert sum(len(batch.skipped) for batch in wanted) > 0
-    assert all(same(batch, again) for batch, again in zip(wanted, stream(folder).run(0, 7), strict=True))
+    assert all(same(batch, again) for batch, again in zip(wanted, stream(folder, way=way).run(0, 7), strict=True))
     for workers in (1, 2):
-        helped = stream(folder, workers=workers)
+        helped = stream(folder, way=way, workers=workers)
         assert all(same(batch, again) for batch, again in zip(wanted, helped.run(0, 7), strict=True))
         for _ in helped.run(0, 7):  # left in the middle, then resumed
             break
@@ -137,7 +190,7 @@ def test_workers_and_start_do_not_matter(folder):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("way", ["image", "batch"])
+@pytest.mark.parametrize("way", ["image", "split", "batch"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_share_the_batch(tiles, way, world):
     source = ArraySource(tiles)
@@ -198,10 +251,99 @@ def test_what_a_stream_refuses(tiles, folder):
         stream(folder, way="batch")
 
 
-def test_a_stream_can_be_sent_to_a_worker(folder):
-    views = stream(folder, workers=1)
+@pytest.mark.parametrize("way", ["image", "split"])
+def test_a_stream_can_be_sent_to_a_worker(folder, way):
+    views = stream(folder, way=way, workers=1)
     wanted = next(iter(views.run(2, 3)))
     assert same(pickle.loads(pickle.dumps(views)).batch(2), wanted)
+
+
+def _batch_elsewhere(views, place):
+    torch.save(views.batch(2), place)
+
+
+@pytest.mark.slow
+def test_a_spawned_process_makes_the_same_batch(large, tmp_path):
+    views = stream(large, way="split")
+    process = multiprocessing.get_context("spawn").Process(target=_batch_elsewhere, args=(views, tmp_path / "batch.pt"))
+    process.start()
+    process.join()
+    assert same(torch.load(tmp_path / "batch.pt", weights_only=False), views.batch(2))
+
+
+# Files: sizes from headers, decoding at reduced size ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_reduced_decoding_hardly_shows(large, channels, monkeypatch):
+    """Decoded at 1/4 or 1/8 where the crops are large enough: the views of the whole picture within 2/255."""
+    reductions = []
+    decode = by_image.decode
+
+    def watched(image, channels, reduction=1):
+        reductions.append(reduction)
+        return decode(image, channels, reduction)
+
+    monkeypatch.setattr(by_image, "decode", watched)
+    options = {"channels": channels, "query": WEAK, "key": WEAK, "size": 32}
+    reduced = [stream(large, **options).batch(step) for step in range(8)]
+    assert {1, 4, 8} == set(reductions)
+    monkeypatch.setattr(by_image, "REDUCTIONS", ())
+    gaps = []
+    for found, wanted in zip(reduced, (stream(large, **options).batch(step) for step in range(8)), strict=True):
+        assert torch.equal(found.ids, wanted.ids)
+        assert found.skipped == wanted.skipped
+        for first, second in ((found.query, wanted.query), (found.key, wanted.key)):
+            gaps.append((first.double() - second.double()).abs().mean((1, 2, 3)))
+    assert torch.cat(gaps).mean() < 1
+    assert torch.cat(gaps).max() < 4  # the sharper filter of the decoder shows where everything is fine texture
+
+
+def test_views_of_files_are_those_of_their_pixels(large):
+    """Boxes drawn before decoding, from the headers, are those of the decoded and upright pictures."""
+    found = stream(large, size=200, batch_size=12).batch(0)  # so large that nothing is reduced
+    table = draw(5, 0, 0, 12)
+    for views, column in ((found.query, 0), (found.key, 1)):
+        for row, index in enumerate(found.ids.tolist()):
+            with Image.open(large.root / large.names[index]) as file:
+                pixels = np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+            drawn = parameters(table[row : row + 1, column], *pixels.shape[:2], V2)
+            wanted = apply_image(pixels, drawn, 0, 200)
+            assert np.abs(views[row].permute(1, 2, 0).numpy().astype(int) - wanted).mean() < 2
+
+
+def test_a_file_cut_off_behind_its_header_is_replaced(large):
+    batch = stream(large, batch_size=12).batch(0)
+    order = permutation(5, 0, 12)
+    assert batch.ids.tolist() == [6 if index == 5 else int(index) for index in order]
+    assert [name for name, _ in batch.skipped] == ["05.jpg"]
+
+
+@pytest.mark.parametrize("lie", [None, Header(40, 30, False), Header(2000, 3000, False), Header(3000, 2000, True)])
+def test_a_header_is_not_trusted(large, lie, monkeypatch):
+    """Whatever a header says, the views are those of the picture."""
+    wanted = stream(large, size=200).batch(0)
+    monkeypatch.setattr(by_image, "read_header", lambda data: lie)
+    assert same(stream(large, size=200).batch(0), wanted)
+
+
+@pytest.mark.parametrize("way", ["image", "split"])
+def test_how_many_are_handled_together_does_not_matter(large, way, monkeypatch):
+    wanted = stream(large, way=way).batch(0)
+    for ahead, together in ((1, 1), (3, 1), (5, 2)):
+        monkeypatch.setattr(by_image, "AHEAD", ahead)
+        monkeypatch.setattr(by_image, "PIXELS", together * 24**2)
+        assert same(stream(large, way=way).batch(0), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory is CUDA's")
+def test_pinned_batches_keep_everything(large):
+    batch = stream(large, way="split").batch(0)
+    pinned = batch.pin_memory()
+    assert isinstance(pinned, Batch)
+    assert all(tensor.is_pinned() for tensor in (pinned.query, pinned.key, pinned.ids))
+    assert same(pinned, batch)
 
 
 # Evaluation -----------------------------------------------------------------------------------------------------------

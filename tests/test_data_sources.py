@@ -1,8 +1,10 @@
 """Folders and arrays: what is found, in which order, with which labels; one clear line for anything else."""
 
+import inspect
 import os
 import pickle
 import random
+import sys
 import warnings
 from pathlib import Path
 
@@ -83,6 +85,53 @@ def test_links_are_followed_once(folder, tmp_path, garments):
     assert found == ["bag/a.PnG", "bag/deep/er/c.JPG", "more/z.png", "shoe/a.jpeg", "shoe/again.png", "shoe/b.png"]
 
 
+def test_links_to_themselves_and_deep_folders(tmp_path, garments):
+    deep = tmp_path.joinpath("deep", *["d"] * 400)
+    write(tmp_path / "a.png", garments[0])
+    (tmp_path / "self.png").symlink_to(tmp_path / "self.png")
+    (tmp_path / "self").symlink_to("self")
+    write(deep / "b.png", garments[1])
+    depth, limit = len(inspect.stack()), sys.getrecursionlimit()
+    sys.setrecursionlimit(depth + 150)
+    try:
+        found = names(open_source(tmp_path))
+    finally:
+        sys.setrecursionlimit(limit)
+    assert found[0] == "a.png"
+    assert found[1].endswith("/d/b.png")
+    assert len(found) == 2
+
+
+def test_labels_by_folder_when_asked(folder, garments):
+    source = open_source(folder, labels="folder")
+    assert (source.labels.tolist(), source.classes) == ([0, 0, 1, 1], ["bag", "shoe"])
+    with pytest.raises(UserError, match="one folder, er"):
+        open_source(folder / "bag" / "deep", labels="folder")
+    write(folder / "loose.png", garments[0])
+    with pytest.raises(UserError, match=r"loose\.png lies directly in the top folder"):
+        open_source(folder, labels="folder")
+
+
+def test_several_folders_come_one_after_the_other(folder, tmp_path, garments):
+    write(tmp_path / "more" / "shoe" / "x.png", garments[11])
+    write(tmp_path / "more" / "boot" / "y.png", garments[12])
+    source = open_source([folder, str(tmp_path / "more")])
+    assert [name.removeprefix(f"{tmp_path}/") for name in names(source)] == [
+        *(f"pictures/{name}" for name in ("bag/a.PnG", "bag/deep/er/c.JPG", "shoe/a.jpeg", "shoe/b.png")),
+        *("more/boot/y.png", "more/shoe/x.png"),
+    ]
+    assert source.classes == ["bag", "boot", "shoe"]
+    assert source.labels.tolist() == [0, 0, 2, 2, 1, 2]
+    assert source[5].label == 2
+    assert source[5].image == (tmp_path / "more/shoe/x.png").read_bytes()
+    assert open_source((folder, folder / "bag")).labels is None
+    assert open_source([folder, tmp_path / "more"], labels=np.arange(6)).labels.tolist() == list(range(6))
+    with pytest.raises(UserError, match="nowhere"):
+        open_source([folder, tmp_path / "nowhere"])
+    with pytest.raises(IndexError):
+        source[6]
+
+
 def test_no_labels_without_two_folders_or_with_pictures_in_the_root(folder, garments):
     assert open_source(folder / "bag").labels is None  # a.PnG lies in its root
     write(folder.parent / "one" / "only" / "a.png", garments[0])
@@ -105,6 +154,16 @@ def test_folder_survives_pickling(folder):
 def test_packed_names_round_trip(strings):
     packed = PackedNames.of(iter(strings))
     assert [packed[index] for index in range(len(packed))] == strings
+    assert list(packed) == strings
+    twice = PackedNames.joined([packed, PackedNames.of([]), packed])
+    assert list(twice) == strings * 2
+    assert [twice[index] for index in range(len(twice))] == strings * 2
+
+
+def test_packed_names_that_are_no_unicode():
+    strange = [os.fsdecode(b"caf\xe9.jpg"), "\ud800.png", "", "æ日本.png"]
+    assert list(PackedNames.of(strange)) == strange
+    assert list(PackedNames.of(str(number) for number in range(10_000))) == [str(number) for number in range(10_000)]
 
 
 def test_packed_names_are_small():
@@ -114,7 +173,7 @@ def test_packed_names_are_small():
     assert packed[98_765] == "folder065/picture00098765.jpg"
 
 
-@pytest.mark.parametrize("channels", [None, 1, 3])
+@pytest.mark.parametrize("channels", [None, 1, 3, 13])
 def test_arrays_and_tensors(garments, channels):
     images = garments if channels is None else np.repeat(garments[..., None], channels, axis=3)
     for data in (images, torch.from_numpy(images)):
@@ -181,9 +240,26 @@ def unusable(case: str, root: Path, garments: np.ndarray):
             path.mkdir()
             (path / "a.txt").write_text("no picture")
             return path, "auto", ["no images in", "bare"]
-        case "notes.txt":
+        case "notes.doc":
             path.write_text("hello")
-            return path, "auto", ["notes.txt", "neither"]
+            return path, "auto", ["notes.doc", "neither"]
+        case "single.png":
+            write(path, garments[0])
+            return path, "auto", ["single.png", "single image", "folder"]
+        case "no name":
+            return "", "auto", ["no data"]
+        case "long name":
+            return root / ("x" * 5000), "auto", ["cannot open", "too long"]
+        case "no such home":
+            return "~nobody-of-this-name/x", "auto", ["cannot open", "home"]
+        case "bfloat":
+            return torch.zeros(2, 4, 4, dtype=torch.bfloat16), "auto", ["the array", "BFloat16"]
+        case "many channels":
+            return np.zeros((2, 90, 90, 65), np.uint8), "auto", ["1…64 channels", "2 × 90 × 90 × 65"]
+        case "spectral first":
+            return np.zeros((2, 13, 40, 40), np.uint8), "auto", ["move the channels"]
+        case "folder of an array":
+            return garments, "folder", ["labels folder", "no folders"]
         case "damaged.npz" | "damaged.npy":
             path.write_bytes(b"PK\x03\x04 this is no archive")
             return path, "auto", [case, "not a readable"]
@@ -222,7 +298,17 @@ def unusable(case: str, root: Path, garments: np.ndarray):
 @pytest.mark.parametrize(
     "case",
     [
-        *("nowhere", "bare", "notes.txt", "damaged.npz", "damaged.npy", "renamed.npy", "two.npz", "pickled.npz"),
+        *("nowhere", "bare", "notes.doc", "single.png", "no name", "long name", "no such home", "bfloat"),
+        *(
+            "many channels",
+            "spectral first",
+            "folder of an array",
+            "damaged.npz",
+            "damaged.npy",
+            "renamed.npy",
+            "two.npz",
+            "pickled.npz",
+        ),
         *("float", "flat", "channels first", "none", "short labels", "float labels", "square labels", "no labels"),
         "short.npz",
     ],

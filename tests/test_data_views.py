@@ -16,7 +16,17 @@ from torchvision.transforms.v2 import functional as reference
 
 from moco.data import batched, per_image
 from moco.data.drawing import ORDERS
-from moco.data.views import DRAWS, ViewParameters, apply_batch, apply_image, crop_boxes, draw, normalize, parameters
+from moco.data.views import (
+    DRAWS,
+    ViewParameters,
+    apply_batch,
+    apply_image,
+    crop_boxes,
+    draw,
+    normalize,
+    parameters,
+    recolour,
+)
 from moco.settings import ViewSettings, pretrain_settings
 
 ALL = ViewSettings(hue=0.3, solarize_probability=0.3)
@@ -306,6 +316,44 @@ def test_jitter_follows_its_order(pictures):
             assert gap(one, wanted) < 1
 
 
+@pytest.mark.parametrize("grayscale_first", [False, True])
+def test_merged_steps_are_the_single_ones(pictures, grayscale_first):
+    """Weak and strong factors in all orders, with and without grayscale, against torchvision's one by one."""
+    settings = ViewSettings(
+        brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5, grayscale_probability=0.3, jitter_probability=0.9,
+        grayscale_first=grayscale_first, blur_probability=0, flip_probability=0, crop_scale=(1, 1), crop_ratio=(1, 1),
+    )  # fmt: skip
+    names = ["brightness", "contrast", "saturation", "hue"]
+    for pixels in (pictures[0], pictures[4]):
+        pixels, side = square(pixels)
+        view = parameters(draw(7, 0, 0, 60)[:, 0], side, side, settings)
+        for row in range(len(view)):
+            one, many = both_ways(pixels, view[row : row + 1], side)
+            wanted = tensor(pixels).float() / 255
+            if pixels.shape[2] == 3 and view.grayscale_before[row]:
+                wanted = reference.rgb_to_grayscale(wanted, num_output_channels=3)
+            for place in view.order[row] if view.jitter[row] else ():
+                if pixels.shape[2] == 3 or place < 2:
+                    amount = float(getattr(view, names[place])[row])
+                    wanted = getattr(reference, f"adjust_{names[place]}")(wanted, amount)
+            if pixels.shape[2] == 3 and view.grayscale_after[row]:
+                wanted = reference.rgb_to_grayscale(wanted, num_output_channels=3)
+            assert gap(many, wanted) < 0.05
+            assert gap(one, wanted) < 1
+
+
+@pytest.mark.parametrize("turn", [-0.5, -0.34, -1 / 3, -0.17, -0.02, 0.1, 1 / 6, 0.3, 0.49, 0.5])
+def test_hue_of_all_colours(turn):
+    """Every corner and edge of the colour cube, and what lies between."""
+    levels_ = np.array([0, 1, 50, 128, 200, 254, 255], np.uint8)
+    colours = np.stack(np.meshgrid(levels_, levels_, levels_), axis=-1).reshape(7, 49, 3).repeat(7, axis=0)
+    view = fixed(top=0, left=0, height=49, width=49, jitter=True, hue=turn, order=[3, 0, 1, 2])
+    one, many = both_ways(np.ascontiguousarray(colours), view, 49)
+    wanted = levels(reference.adjust_hue(tensor(colours).float() / 255, turn))
+    assert (many - wanted).abs().max() < 0.05
+    assert (one - wanted).abs().max() < 1.05
+
+
 def test_operations_come_in_the_stated_order(pictures):
     """Blur, then solarise: the other way round gives another picture. Grayscale before and after jitter as well."""
     pixels, side = square(pictures[0])
@@ -339,6 +387,51 @@ def test_both_ways_give_the_same_picture(pictures, recipe, size):
         gaps += [gap(apply_image(pixels, view, row, size), many[row]) for row in range(len(table))]
     assert np.mean(gaps) < 0.5
     assert max(gaps) < 1
+
+
+@pytest.mark.parametrize("recipe", ["v1", "v2", "all"])
+def test_recolouring_cropped_pictures_is_the_rest_of_the_view(pictures, recipe):
+    """Crop one by one to uint8, then everything else at once: the same views, but for one more rounding."""
+    settings = ALL if recipe == "all" else pretrain_settings(recipe=recipe).query_views
+    gaps = []
+    for number, pixels in enumerate(pictures):
+        view = parameters(draw(5, 0, number, 8)[:, 0], *pixels.shape[:2], settings)
+        boxes = np.stack([view.top, view.left, view.height, view.width], axis=1).tolist()
+        crops = torch.stack([tensor(per_image.crop_resize(pixels, *box, 48)) for box in boxes])
+        before = crops.clone()
+        for given_ in (crops, crops.to(memory_format=torch.channels_last)):
+            found = recolour(given_, view)
+            assert found.dtype == torch.float32
+            assert found.shape == crops.shape
+            gaps += [gap(apply_image(pixels, view, row, 48), found[row]) for row in range(len(view))]
+        assert torch.equal(crops, before)
+    assert np.mean(gaps) < 0.5
+    assert max(gaps) < 1
+
+
+@pytest.mark.parametrize("box", [(0.5, 1.25, 50.25, 60.75), (10.0, 3.125, 33.5, 92.5), (7.5, 7.5, 40.0, 40.0)])
+def test_boxes_may_cut_through_pixels(pictures, box):
+    """A crop from a picture of reduced size: the filter of the whole ones, between the pixels."""
+    top, left, height, width = box
+    for pixels in pictures[:2]:
+        found = levels(per_image.crop_resize(pixels, top, left, height, width, 24))
+        place = torch.arange(24)[None, :, None] + 0.5
+        start, length = (torch.tensor(pair)[:, None, None] for pair in ((top, left), (height, width)))
+        vertical = batched.triangle_weights(start[:1], length[:1], place, 24, pixels.shape[0])[0].double()
+        horizontal = batched.triangle_weights(start[1:], length[1:], place, 24, pixels.shape[1])[0].double()
+        wanted = vertical @ levels(pixels) @ horizontal.T
+        # At the rim, a pixel of which a part lies in the box counts here, and there if its centre does.
+        assert (found - wanted)[:, 1:-1, 1:-1].abs().max() < 1.1
+
+
+def test_parts_of_a_batch_are_the_batch(pictures, monkeypatch):
+    """On the CPU a batch is worked on in parts; their size does not show."""
+    batch = torch.stack([tensor(pixels) for pixels in pictures[:2]] * 8)
+    view = parameters(draw(0, 0, 0, 16)[:, 0], *pictures[0].shape[:2], ALL)
+    whole = apply_batch(batch, view, 40)
+    for size in (1, 3 * 3 * 40 * 40 * 4):
+        monkeypatch.setattr(batched, "PART_BYTES", size)
+        assert (apply_batch(batch, view, 40) - whole).abs().max() < 1e-5
 
 
 def test_a_batch_does_not_mix_its_pictures(pictures):
@@ -393,7 +486,11 @@ def test_normalize(pictures):
     batch = torch.stack([tensor(pixels) for pixels in pictures[:2]])
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.1]
     wanted = reference.normalize(batch.float() / 255, mean, std)
-    for given_ in (batch, batch.float() / 255, batch.to(memory_format=torch.channels_last)):
+    last = batch.to(memory_format=torch.channels_last)
+    for given_ in (batch, batch.float() / 255, last, last.float() / 255):
+        before = given_.clone()
         found = normalize(given_, mean, std)
+        assert torch.equal(given_, before)
         assert found.dtype == torch.float32
         assert (found - wanted).abs().max() < 1e-5
+        assert found.stride() == (given_.float() + 0).stride()

@@ -73,10 +73,10 @@ def test_monitor_needs_labels_for_knn():
     assert found(labels=np.arange(600) % 3 - 1).monitor == "knn"
 
 
-def test_views_by_batch_for_small_gray_arrays_on_a_cpu():
+def test_views_by_batch_for_small_arrays_split_on_a_gpu_by_image_elsewhere():
     assert found().views == "batch"
     assert found().workers == 0
-    assert found(np.zeros((600, 8, 8, 3), np.uint8)).views == "image"
+    assert found(np.zeros((600, 8, 8, 3), np.uint8)).views == "batch"
     assert found(np.zeros((300, 100, 100), np.uint8)).views == "image"
     assert found(np.zeros((300, 100, 100), np.uint8)).workers > 0
     assert found(np.zeros((600, 8, 8, 3), np.uint8), views="batch").views == "batch"

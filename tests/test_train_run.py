@@ -7,7 +7,8 @@ import torch
 
 from moco.errors import UserError
 from moco.settings import RunSettings, pretrain_settings
-from moco.train.run import Run, write_atomically
+from moco.train.checkpoints import write_atomically
+from moco.train.run import Run
 
 CHOSEN = {"recipe": "small", "base_width": 8, "crop_scale": (0.3, 1), "key_view": {"hue": 0.0}}
 FOUND = {

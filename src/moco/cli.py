@@ -10,6 +10,7 @@ import argparse
 import itertools
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -32,6 +33,11 @@ examples:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # or it would tear flags apart
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +66,7 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"moco {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
     _add_pretrain(verbs, arguments)
+    _add_bench(verbs, arguments)
     demo = verbs.add_parser("demo", help="pre-train on the pictures in the package, evaluate, show", allow_abbrev=False)
     demo.add_argument(
         "--out", default="runs/demo", help="run folder; a number is added if it exists (default: %(default)s)"
@@ -68,7 +75,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"unknown verb {arguments[0]!r}{nearest(arguments[0], verbs.choices)} (see moco --help)")
     found, unknown = parser.parse_known_args(arguments)
     if unknown:
-        flags = [option for verb in verbs.choices.values() for option in verb._option_string_actions]
+        flags = verbs.choices.get(found.verb, parser)._option_string_actions
         if not unknown[0].startswith("-"):
             raise UserError(f"unexpected argument {unknown[0]!r}: one DATA only")
         raise UserError(f"unknown option {unknown[0]}{nearest(unknown[0], flags)}")
@@ -84,6 +91,10 @@ def _dispatch(arguments: list[str]) -> int:
             resume(given.pop("resume"), **given)
         else:
             pretrain(given.pop("data", ""), **given)
+    elif found.verb == "bench":
+        from moco.bench import benchmark
+
+        benchmark(given.pop("data", ""), **given)
     elif found.verb == "demo":
         from moco.demo import demonstrate
 
@@ -94,28 +105,57 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
-    parser = verbs.add_parser(
+    parser = _add_verb(
+        verbs,
         "pretrain",
+        arguments,
         help="pre-train an encoder on images without labels",
         usage="moco pretrain DATA [--config FILE] [--SETTING VALUE ...]\n       moco pretrain --resume RUN",
         description="Pre-train an encoder on images without labels. Values: defaults < recipe < --config < flags.",
         epilog=EPILOGUE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
+
+
+def _add_bench(verbs: Any, arguments: list[str]) -> None:
+    parser = _add_verb(
+        verbs,
+        "bench",
+        arguments,
+        help="measure where a training's time would go on this data and machine, and what to change",
+        usage="moco bench DATA [--seconds X] [--json FILE] [--config FILE] [--SETTING VALUE ...]",
+        description="Measure reading, decoding, views, the model step and the whole job; say what limits it, what to\n"
+        "change, and how long the planned epochs would take. Takes the settings of moco pretrain, and writes\n"
+        "nothing: those that concern only the run folder (--out and the like) change nothing.",
+        epilog="example:\n  moco bench photos/ --backbone resnet50 --epochs 200 --workers 12\n",
+    )
+    parser.add_argument("--seconds", type=float, metavar="X", help="how long to measure, about (default: 60)")
+    parser.add_argument(
+        "--json", dest="json_file", metavar="FILE", help="write the figures there; - for standard output, and no table"
+    )
+
+
+def _add_verb(verbs: Any, name: str, arguments: list[str], **texts: str) -> argparse.ArgumentParser:
+    """A verb that takes DATA, --config and all settings. `arguments` choose the recipe whose defaults are shown."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        **texts,
     )
     parser.add_argument("data", nargs="?", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
-    parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
     words = [word for argument in arguments for word in argument.split("=", 1)]
     recipe = next((b for a, b in itertools.pairwise(words) if a == "--recipe"), "v2")
     defaults = RECIPES.get(recipe, {})
     for part in reversed(PretrainSettings.__bases__):
         group = parser.add_argument_group((part.__doc__ or "").lower())
-        for name in part.__annotations__:
-            field = PretrainSettings.model_fields[name]
-            if name != "data":
-                add_option(group, name, field, defaults.get(name, field.default))
+        for setting in part.__annotations__:
+            field = PretrainSettings.model_fields[setting]
+            if setting != "data":
+                add_option(group, setting, field, defaults.get(setting, field.default))
+    return parser
 
 
 def add_option(group: argparse._ArgumentGroup, name: str, field: FieldInfo, default: Any) -> None:

@@ -26,7 +26,8 @@ from moco.evaluate.knn import knn_accuracy
 from moco.evaluate.linear import few_labels, linear_accuracy
 from moco.pretraining import pretrain
 from moco.settings import RunSettings
-from moco.train.run import SETTINGS, Run, write_atomically
+from moco.train.checkpoints import write_atomically
+from moco.train.run import SETTINGS, Run
 
 EPOCHS = 16
 BASE_WIDTH = 16

@@ -10,4 +10,11 @@ class TrainingError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the step was finished and saved. The message says how to resume. Exit status 130."""
+    """Ctrl-C or SIGTERM, after the step was finished and saved. The message says how to resume.
+
+    status: exit status, 130 after Ctrl-C and 143 after SIGTERM.
+    """
+
+    def __init__(self, message: str, status: int = 130) -> None:
+        super().__init__(message)
+        self.status = status

@@ -5,7 +5,8 @@ The module is not called `pretrain`, so that `moco.pretrain` is always the funct
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,20 @@ from moco.evaluate.monitor import make_monitor
 from moco.report.curves import draw_curves
 from moco.resolve import resolve
 from moco.settings import PretrainSettings, RunSettings, check_names, explain, pretrain_settings
-from moco.train.loop import Job, train
-from moco.train.parallel import Processes, processes
+from moco.train.compiling import compile_encoders
+from moco.train.job import Job
+from moco.train.lock import RunLock
+from moco.train.loop import DTYPES, train
+from moco.train.parallel import Processes, processes, restarted
 from moco.train.run import SETTINGS, Run, backbone_of, check_new
 
 Array = np.ndarray[Any, Any]
 
 # What may differ when a run is continued; everything else would make it another run.
 HARMLESS = {
-    "data", "labels", "out", "epochs", "device", "precision", "workers", "threads", "monitor", "monitor_every",
-    "monitor_images", "log_every", "checkpoint_every", "keep_checkpoints", "tensorboard",
+    "data", "labels", "out", "epochs", "device", "precision", "workers", "threads", "compile", "monitor",
+    "monitor_every", "monitor_images", "log_every", "checkpoint_every", "save_every", "keep_checkpoints", "on_nan",
+    "timeout", "tensorboard",
 }  # fmt: skip
 
 
@@ -63,8 +68,10 @@ def pretrain(
     if not settings.out:
         name = Path(settings.data).stem if settings.data else "array"
         settings = settings.model_copy(update={"out": f"runs/{settings.recipe}-{name}"})
+    if restarted() and (Path(settings.out) / SETTINGS).exists():  # the run is this one's own: go on with it
+        return resume(settings.out, data=data, labels=labels, quiet=quiet)
     check_new(settings.out)  # before the processes meet below: after that, the first may make the folder
-    with processes(settings.device) as own:
+    with processes(settings.device, settings.timeout) as own:
         source = _open(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
@@ -104,7 +111,7 @@ def resume(
             )
     if _in_memory(data) is None and not settings.data:
         raise UserError(f"{run} was trained on an array in memory: moco.resume({str(run)!r}, data=ARRAY)")
-    with processes(settings.device) as own:
+    with processes(settings.device, settings.timeout) as own:
         source = _open(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
@@ -142,23 +149,45 @@ def _train(
     run = Run(settings.out)
     monitor = make_monitor(source, settings, own.device)
     job = Job(settings, model, build_stream(settings, source, own), run, own, monitor, console)
-    if run.checkpoints():
-        job.restore(run.load())
-    if console is not None and job.first_step == settings.epochs * job.stream.steps_per_epoch:
-        console.print(f"{run.path} is finished ({settings.epochs} epochs); more with --epochs", highlight=False)
-    if own.main:
-        run.update(settings)
-        run.rewind(job.first_step)
-        if settings.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            job.writer = SummaryWriter(run.path / "tensorboard", purge_step=job.first_step + 1)
-    train(job)
-    if own.main:
-        picture = draw_curves(run)
-        if console is not None:
-            console.print(f"done: {run.path} (curves: {picture})", highlight=False)
+    with _alone(run) if own.main else contextlib.nullcontext() as job.lock:
+        if run.checkpoints():
+            job.restore(run.load())
+        if job.first_step == job.steps:
+            job.say(f"{run.path} is finished ({settings.epochs} epochs); more with --epochs")
+        with _records(job):
+            if settings.compile:
+                compile_encoders(model, own.device, console)
+            train(job)
+        if own.main:
+            job.say(f"done: {run.path} (curves: {draw_curves(run)})")
     return run
+
+
+@contextlib.contextmanager
+def _alone(run: Run) -> Iterator[RunLock]:
+    lock = RunLock(run.path)
+    lock.take()
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _records(job: Job) -> Iterator[None]:
+    """What a run writes down from here on, put back to where the training goes on. Main process only."""
+    if not job.processes.main:
+        yield
+        return
+    job.run.update(job.settings)
+    job.run.rewind(job.first_step)
+    if not job.settings.tensorboard:
+        yield
+        return
+    from torch.utils.tensorboard import SummaryWriter
+
+    with contextlib.closing(SummaryWriter(job.run.path / "tensorboard", purge_step=job.first_step + 1)) as job.writer:
+        yield
 
 
 def build_model(settings: RunSettings) -> MomentumContrast:
@@ -171,7 +200,9 @@ def build_model(settings: RunSettings) -> MomentumContrast:
     return MomentumContrast(
         network,
         head,
-        dictionary=Queue(settings.queue_size, settings.feature_size, seed=settings.seed),
+        dictionary=Queue(
+            settings.queue_size, settings.feature_size, seed=settings.seed, dtype=DTYPES[settings.queue_precision]
+        ),
         momentum=settings.momentum,
         temperature=settings.temperature,
         symmetric=settings.symmetric,

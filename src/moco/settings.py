@@ -7,6 +7,7 @@ Values come in layers, the later ones win: defaults of the class, the recipe, th
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -79,10 +80,10 @@ class InputSettings(_Settings):
     )
     std: Auto | tuple[Positive, ...] = Field("auto", description="standard deviation per channel; auto as for mean")
     workers: Auto | Annotated[int, Field(ge=0)] = Field("auto", description="processes that decode and make views")
-    views: Literal["auto", "image", "batch"] = Field(
+    views: Literal["auto", "image", "split", "batch"] = Field(
         "auto",
-        description="make views per image in the workers, or a batch at a time on the training device "
-        "(images held in memory as one array)",
+        description="where views are made. image: in the workers, one by one; split: crops in the workers, colours and "
+        "blur a batch at a time on the training device; batch: all of it there (images held in memory as one array)",
     )
     key_view: Mapping[str, Any] | None = Field(
         None, description="view settings of the key where they differ from the query's, as {name: value}"
@@ -104,6 +105,9 @@ class ModelSettings(_Settings):
     head: Literal["linear", "mlp"] = Field("mlp", description="projection head: linear (v1) or two layers (v2)")
     feature_size: int = Field(128, gt=0, description="length of the vectors that are compared")
     queue_size: Auto | Annotated[int, Field(gt=0)] = Field("auto", description="keys in the dictionary (K)")
+    queue_precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="how keys are kept; bf16 halves their memory and speeds large queues up"
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="how slowly the key encoder follows (m)")
     temperature: float = Field(0.2, gt=0, description="softmax temperature (τ)")
     symmetric: bool = Field(False, description="each view is query once and key once; both losses are averaged")
@@ -139,6 +143,9 @@ class MachineSettings(_Settings):
         "auto", description="arithmetic of the encoders; the loss is always fp32"
     )
     threads: Auto | Annotated[int, Field(gt=0)] = Field("auto", description="CPU threads for training")
+    compile: bool = Field(
+        False, description="let torch.compile fuse the encoders: minutes of start-up, then faster steps on most GPUs"
+    )
     monitor: Literal["auto", "knn", "retrieval", "none"] = Field(
         "auto",
         description="check after an epoch: knn (needs labels), retrieval (two views of an image find each other)",
@@ -148,12 +155,39 @@ class MachineSettings(_Settings):
     log_every: int = Field(10, gt=0, description="steps between two lines of metrics.jsonl")
     log_gradient_norms: bool = Field(False, description="write the gradient norm of each layer with the metrics")
     checkpoint_every: int = Field(1, gt=0, description="epochs between two checkpoints")
+    save_every: str = Field(
+        "15min", description="checkpoints between those as well: after so many steps (500), minutes (15min), or none"
+    )
     keep_checkpoints: int = Field(2, gt=0, description="checkpoints to keep; older ones are removed")
+    on_nan: Literal["stop", "skip", "rollback"] = Field(
+        "stop",
+        description="a loss or gradient that is no number: stop before it touches the weights, pass the step over, or "
+        "go back to the last checkpoint and pass it over",
+    )
+    timeout: float = Field(10.0, gt=0, description="minutes that processes wait for each other before they give up")
     tensorboard: bool = Field(True, description="write the curves for TensorBoard as well")
 
 
 class PretrainSettings(MachineSettings, TrainingSettings, ModelSettings, ViewSettings, InputSettings, JobSettings):
     """Everything `moco pretrain` can be told. The parts it is made of are the headings of its help."""
+
+    @field_validator("save_every", mode="before")
+    @classmethod
+    def _save_every(cls, value: object) -> str:
+        text = str(value)
+        if not re.fullmatch(r"none|[1-9]\d*|\d+(\.\d+)?min", text):
+            raise ValueError("must be a number of steps such as 500, of minutes such as 15min, or none")
+        return text
+
+    @property
+    def save_steps(self) -> int | None:
+        """Steps between two checkpoints, where they are counted so."""
+        return int(self.save_every) if self.save_every.isdigit() else None
+
+    @property
+    def save_minutes(self) -> float | None:
+        """Minutes between two checkpoints, where they are counted so."""
+        return float(self.save_every.removesuffix("min")) if self.save_every.endswith("min") else None
 
     @field_validator("key_view")
     @classmethod
@@ -194,7 +228,7 @@ class RunSettings(PretrainSettings):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     workers: Annotated[int, Field(ge=0)]
-    views: Literal["image", "batch"]
+    views: Literal["image", "split", "batch"]
     stem: Literal["imagenet", "small"]
     queue_size: Annotated[int, Field(gt=0)]
     bn_groups: Annotated[int, Field(gt=0)]

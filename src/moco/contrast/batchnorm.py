@@ -24,19 +24,34 @@ def encode_in_groups(encoder: nn.Module, x: Tensor, groups: int) -> Tensor:
     processor's cache, where splitting inside each layer would copy them. The running statistics move as much as by
     one batch, towards the mean of the groups' statistics.
     """
-    found = [(layer, layer.momentum) for layer in encoder.modules() if isinstance(layer, _BatchNorm)]
     # Without a momentum, a layer's statistics are plain averages over all its batches: nothing to weigh.
-    layers = [(layer, momentum) for layer, momentum in found if momentum is not None]
+    layers = [
+        (layer, layer.momentum)
+        for layer in encoder.modules()
+        if isinstance(layer, _BatchNorm) and layer.momentum is not None and layer.running_mean is not None
+    ]
+    # By `.data`, as the layers themselves do: the backward pass does not read them, and must not mind the change.
+    buffers = (buffer for layer, _ in layers for buffer in (layer.running_mean, layer.running_var))
+    running = [buffer.data for buffer in buffers if buffer is not None]
+    before, means = [statistic.clone() for statistic in running], [torch.zeros_like(statistic) for statistic in running]
     features = []
     try:
-        for group, part in enumerate(x.tensor_split(groups)):
-            for layer, momentum in layers:
-                # Each group weighs momentum / groups in the end, though the later updates shrink the earlier ones.
-                layer.momentum = momentum / (groups - momentum * (groups - 1 - group))
+        for layer, _ in layers:
+            layer.momentum = 1.0  # one group after the other, the statistics become just the group's
+        for part in x.tensor_split(groups):
             features.append(encoder(part))
+            if running:
+                torch._foreach_add_(means, running, alpha=1 / groups)
+        if running:
+            weights = [momentum for _, momentum in layers for _ in range(2)]
+            torch._foreach_mul_(means, weights)
+            torch._foreach_mul_(before, [1 - weight for weight in weights])
+            torch._foreach_add_(before, means)
     finally:
         for layer, momentum in layers:
             layer.momentum = momentum
+        if running:  # after a fault, those from before
+            torch._foreach_copy_(running, before)
     return torch.cat(features)
 
 

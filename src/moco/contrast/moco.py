@@ -133,6 +133,11 @@ class MomentumContrast(nn.Module):
         self._pending.clear()
         self.step += 1
 
+    def skip_step(self, step: int) -> None:
+        """Forget the keys of a step that went wrong, and count it: the next one is `step` + 1."""
+        self._pending.clear()
+        self.step = step + 1
+
     def _queries(self, view: Tensor) -> Tensor:
         return self._encode(self.query_encoder, view)
 

@@ -1,28 +1,24 @@
 """The views of a whole batch at once, on any device, without a loop over pictures. The partner of `per_image.py`.
 
-Crop, resize and flip are two matrix products per picture, and so is the blur; the colour operations work on the
-whole batch, each picture with its own factor and its own order.
+Crop, resize and flip are two matrix products per picture, and so is the blur; the colour operations work on all
+pictures that have one at the same place, each with its own numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from moco.data.drawing import (
-    BLUR_REACH,
-    BRIGHTNESS,
-    CONTRAST,
-    HUE,
-    LUMINANCE,
-    SATURATION,
-    SOLARIZE_FROM,
-    ViewParameters,
-)
+from moco.data.colour import MATRIX, STEPS, TURN, ColourSteps, colour_steps
+from moco.data.drawing import BLUR_REACH, LUMINANCE, SOLARIZE_FROM, ViewParameters
 
 Array = np.ndarray[Any, Any]
+
+PART_BYTES = 2**20
+"""On the CPU a batch is worked on in parts of about this size, so that every operation finds its input in the cache."""
 
 
 @torch.no_grad()
@@ -31,31 +27,70 @@ def apply_batch(images: torch.Tensor, view: ViewParameters, size: int) -> torch.
 
     Picture i gets row i of `view`. Always computed in float32, also under autocast.
     """
+    made = torch.empty((len(images), images.shape[1], size, size), device=images.device)
+    steps = colour_steps(view, images.shape[1])
     with torch.autocast(images.device.type, enabled=False):
-        pixels = crop_resize(images, view.top, view.left, view.height, view.width, view.flip, size)
-        colour = pixels.shape[1] == 3
-        if colour:
-            pixels = _grayscale(pixels, view.grayscale_before)
-        if view.jitter.any():
-            pixels = _jitter(pixels, view)
-        if colour:
-            pixels = _grayscale(pixels, view.grayscale_after)
-        pixels = _blur(pixels, view)
-        if view.solarize.any():
-            # Half a level below the threshold, where rounding to uint8 would reach it.
-            bright = (pixels >= (SOLARIZE_FROM - 0.5) / 255) & _column(view.solarize, pixels).bool()
-            pixels = torch.where(bright, 1 - pixels, pixels)
-        return pixels
+        for part in _parts(made):
+            own = view[part]
+            pixels = crop_resize(images[part], own.top, own.left, own.height, own.width, own.flip, size)
+            made[part] = _finish(pixels, own, steps[part])
+    return made
+
+
+@torch.no_grad()
+def recolour(pixels: torch.Tensor, view: ViewParameters) -> torch.Tensor:
+    """What comes after the crop: grayscale, colour jitter, blur, solarise, flip.
+
+    Args:
+        pixels: uint8 (N, C, S, S) with C = 1 or 3, on any device.
+        view: row i for picture i; its crop boxes are not looked at.
+
+    Returns float32 (N, C, S, S) in [0, 1] on the same device. Always computed in float32, also under autocast.
+    """
+    made = torch.empty(pixels.shape, device=pixels.device)
+    steps = colour_steps(view, pixels.shape[1])
+    with torch.autocast(pixels.device.type, enabled=False):
+        for part in _parts(made):
+            own = view[part]
+            values = pixels[part].to(torch.float32, memory_format=torch.contiguous_format).mul_(1 / 255)
+            if own.flip.any():
+                rows = _rows(own.flip, values)
+                values[rows] = values[rows].flip(3)
+            made[part] = _finish(values, own, steps[part])
+    return made
+
+
+def _parts(made: torch.Tensor) -> Iterator[slice]:
+    """The rows of a batch in parts."""
+    count = len(made)
+    step = count if made.device.type != "cpu" else max(1, PART_BYTES // max(1, made[:1].nbytes))
+    return (slice(start, start + step) for start in range(0, count, max(1, step)))
+
+
+def _finish(pixels: torch.Tensor, view: ViewParameters, steps: ColourSteps) -> torch.Tensor:
+    """All but crop and flip. Float (N, C, S, S), which may be written to."""
+    pixels = _colour(pixels, steps)
+    pixels = _blur(pixels, view)
+    if view.solarize.any():
+        # Half a level below the threshold, where rounding to uint8 would reach it.
+        bright = (pixels >= (SOLARIZE_FROM - 0.5) / 255) & _column(view.solarize, pixels).bool()
+        pixels = torch.where(bright, 1 - pixels, pixels)
+    return pixels
+
+
+def _to(values: Array, like: torch.Tensor) -> torch.Tensor:
+    """An array on the device of `like`; on CUDA nobody waits for it, since the driver keeps a copy on the way."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device, non_blocking=like.device.type == "cuda")
 
 
 def _column(values: Array, like: torch.Tensor) -> torch.Tensor:
     """(n,) numbers as float32 (n, 1, 1, 1) on the device of `like`."""
-    return torch.from_numpy(values.astype(np.float32)).to(like.device)[:, None, None, None]
+    return _to(values.astype(np.float32), like)[:, None, None, None]
 
 
 def _rows(chosen: Array, like: torch.Tensor) -> torch.Tensor:
     """The numbers of the chosen pictures, on the device of `like`."""
-    return torch.from_numpy(np.flatnonzero(chosen)).to(like.device)
+    return _to(np.flatnonzero(chosen), like)
 
 
 def crop_resize(
@@ -67,7 +102,7 @@ def crop_resize(
     """
     count, channels, tall, wide = images.shape
     numbers = np.stack([top, height, left, width, flip]).astype(np.float32)
-    start_y, length_y, start_x, length_x, flipped = torch.from_numpy(numbers).to(images.device)[:, :, None, None]
+    start_y, length_y, start_x, length_x, flipped = _to(numbers, images)[:, :, None, None]
     place = torch.arange(size, device=images.device, dtype=torch.float32)[None, :, None] + 0.5
     vertical = triangle_weights(start_y, length_y, place, size, tall) / 255
     horizontal = triangle_weights(start_x, length_x, place + flipped * (size - 2 * place), size, wide)
@@ -92,65 +127,58 @@ def triangle_weights(
     return weights.div_(weights.sum(dim=2, keepdim=True))
 
 
-def luminance(pixels: torch.Tensor) -> torch.Tensor:
-    """(N, 3, H, W) to (N, 1, H, W); one channel stays as it is."""
-    if pixels.shape[1] == 1:
-        return pixels
-    red, green, blue = torch.split(pixels, 1, dim=1)
-    return (red * LUMINANCE[0]).add_(green, alpha=LUMINANCE[1]).add_(blue, alpha=LUMINANCE[2])
-
-
-def _grayscale(pixels: torch.Tensor, chosen: Array) -> torch.Tensor:
-    if chosen.any():
-        rows = _rows(chosen, pixels)
-        pixels[rows] = luminance(pixels[rows]).expand(-1, 3, -1, -1)
-    return pixels
-
-
-def _jitter(pixels: torch.Tensor, view: ViewParameters) -> torch.Tensor:
-    """Brightness, contrast, saturation and hue, in each picture's own order, clamped after each."""
-    factors = np.stack([view.brightness, view.contrast, view.saturation, np.ones(len(view))], axis=1)
-    factors = np.where(view.jitter[:, None], factors, 1.0)
-    order = view.order
-    if pixels.shape[1] == 1:  # saturation and hue are identities: two places of the order are left
-        order = order[(order == BRIGHTNESS) | (order == CONTRAST)].reshape(-1, 2)
-    for place in range(order.shape[1]):
-        operation = order[:, place]
-        factor = _column(np.take_along_axis(factors, operation[:, None].astype(np.int64), axis=1)[:, 0], pixels)
-        # All three move a pixel along the line to a goal: black, the mean luminance, or the pixel's own luminance.
-        gray = luminance(pixels)
-        goal = gray.mean(dim=(2, 3), keepdim=True) * _column(operation == CONTRAST, pixels)
-        if pixels.shape[1] == 3:
-            goal = torch.addcmul(goal, gray, _column(operation == SATURATION, pixels))
-        pixels = torch.lerp(goal, pixels, factor).clamp_(0, 1)
-        turned = (operation == HUE) & view.jitter & (view.hue != 0)
+def _colour(pixels: torch.Tensor, steps: ColourSteps) -> torch.Tensor:
+    """Grayscale and jitter, step by step, each on the pictures that have one there."""
+    for step in range(STEPS):
+        mixed = steps.kind[:, step] == MATRIX
+        if mixed.any():
+            rows = _rows(mixed, pixels)
+            pixels[rows] = _mix(pixels[rows], steps.matrix[mixed, step])
+        turned = steps.kind[:, step] == TURN
         if turned.any():
             rows = _rows(turned, pixels)
-            pixels[rows] = adjust_hue(pixels[rows], _column(view.hue[turned], pixels))
+            pixels[rows] = _turn_hue(pixels[rows], steps.roll[turned], steps.shift[turned])
     return pixels
 
 
-def adjust_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Hue moved by `turn` (n, 1, 1, 1) of the circle; value and chroma stay. Float (n, 3, H, W) in [0, 1]."""
+def _mix(pixels: torch.Tensor, matrix: Array) -> torch.Tensor:
+    """One step of the kind MATRIX: pixels (n, C, H, W), matrix (n, C, C + 1)."""
+    flat = pixels.flatten(2)
+    mixed = torch.bmm(_to(matrix[:, :, :-1].astype(np.float32), pixels), flat)
+    pull = matrix[:, 0, -1]
+    if pull.any():
+        weights = _to(np.array(LUMINANCE if flat.shape[1] == 3 else [1.0], np.float32), pixels)
+        mean = (flat.mean(dim=2) * weights).sum(dim=1)[:, None, None]
+        mixed.addcmul_(mean, _column(pull, pixels)[:, 0])
+    return mixed.clamp_(0, 1).view_as(pixels)
+
+
+def _turn_hue(pixels: torch.Tensor, roll: Array, shift: Array) -> torch.Tensor:
+    """Hue turned as `ColourSteps` says; value and chroma stay. Float (n, 3, H, W) in [0, 1].
+
+    Moving the hue forward by a part of a sixth first lets the middle channel rise to the highest, then what was the
+    highest fall; in each the neighbour channel tells where on the circle the colour is, so that nothing is divided.
+    """
+    count = len(pixels)
+    own = (np.arange(3) - roll[:, None]) % 3
+    neighbour = np.take_along_axis(own, (np.arange(3) + np.where(shift > 0, 1, -1)[:, None]) % 3, axis=1)
+    order = _to(np.stack([own, neighbour]) + 3 * np.arange(count)[:, None], pixels)
+    planes = pixels.view(3 * count, *pixels.shape[2:])
+    own_pixels, next_pixels = (planes[index.flatten()].view_as(pixels) for index in order)
     red, green, blue = torch.split(pixels, 1, dim=1)
-    value = pixels.amax(dim=1, keepdim=True)
-    chroma = value - pixels.amin(dim=1, keepdim=True)
-    scale = 1 / chroma.clamp(min=1e-8)
-    hue = torch.where(
-        value == red,
-        (green - blue) * scale,
-        torch.where(value == green, (blue - red) * scale + 2, (red - green) * scale + 4),
-    )
-    sector = torch.tensor([5.0, 3.0, 1.0], device=pixels.device)[None, :, None, None]
-    angle = (hue + 6 * turn + sector) % 6
-    return value - chroma * torch.minimum(angle, 4 - angle).clamp_(0, 1)
+    top, low = torch.maximum(torch.maximum(red, green), blue), torch.minimum(torch.minimum(red, green), blue)
+    move = (top - low).mul_(_column(np.abs(shift), pixels))
+    fall = torch.minimum((next_pixels - (top - move)).clamp_(min=0), own_pixels - low)
+    rise = torch.sub(low + move, next_pixels, out=next_pixels).clamp_(min=0)
+    return torch.minimum(rise.add_(own_pixels), top).sub_(fall)
 
 
 def _blur(pixels: torch.Tensor, view: ViewParameters) -> torch.Tensor:
-    if not view.blur.any():
+    chosen = view.blur & (BLUR_REACH * view.sigma >= 1)  # a smaller one does not reach the next pixel
+    if not chosen.any():
         return pixels
-    kernel = blur_weights(torch.from_numpy(view.sigma[view.blur].astype(np.float32)).to(pixels.device), pixels.shape[2])
-    rows = _rows(view.blur, pixels)
+    kernel = blur_weights(_to(view.sigma[chosen].astype(np.float32), pixels), pixels.shape[2])
+    rows = _rows(chosen, pixels)
     pixels[rows] = torch.matmul(torch.matmul(kernel[:, None], pixels[rows]), kernel.mT[:, None])
     return pixels
 
@@ -160,16 +188,16 @@ def blur_weights(sigma: torch.Tensor, size: int) -> torch.Tensor:
 
     A pixel beyond the end counts as its mirror image, hence the sum of three Gaussians.
     """
-    sigma = sigma[:, None, None]
-    reach = torch.ceil(BLUR_REACH * sigma).clamp_(max=size - 1)
-    here = torch.arange(size, device=sigma.device, dtype=torch.float32)
-    row, column = here[None, :, None], here[None, None, :]
+    sigma = sigma[:, None]
     last = size - 1
-    # The end pixels themselves are not repeated.
-    images = ((column, None), (-column, column > 0), (2 * last - column, column < last))
-    weights = torch.zeros((len(sigma), size, size), device=sigma.device)
-    for position, exists in images:
-        distance = (row - position).abs()
-        gauss = torch.exp(-0.5 * (distance / sigma) ** 2) * (distance <= reach)
-        weights += gauss if exists is None else gauss * exists
+    away = torch.arange(2 * size, device=sigma.device, dtype=torch.float32)  # distances, the largest beyond the reach
+    # Not the exponentials of huge numbers: what is almost 0 is slow.
+    line = torch.exp(-0.5 * (away / sigma).clamp_(max=BLUR_REACH + 1) ** 2)
+    line *= away <= (BLUR_REACH * sigma).clamp(max=last)
+    here = torch.arange(size, device=sigma.device)
+    row, column = here[:, None], here[None, :]
+    # A pixel and its mirror images; the end pixels themselves are not repeated.
+    weights = line[:, (row - column).abs()]
+    weights += line[:, torch.where(column > 0, row + column, 2 * size - 1)]
+    weights += line[:, torch.where(column < last, 2 * last - row - column, 2 * size - 1)]
     return weights / weights.sum(dim=2, keepdim=True)

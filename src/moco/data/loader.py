@@ -15,9 +15,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from moco.data import batched, per_image
-from moco.data.decode import DecodeError, decode
+from moco.data.by_image import make_views
+from moco.data.reading import Unreadable, read_pixels
+from moco.data.reading import readable as readable  # part of what this module offers
 from moco.data.sources import ArraySource, Source
-from moco.data.views import apply_batch, apply_image, draw, parameters
+from moco.data.views import ViewParameters, apply_batch, draw, parameters
 from moco.errors import UserError
 from moco.settings import ViewSettings
 
@@ -25,6 +27,9 @@ Array = np.ndarray[Any, Any]
 
 RESIDENT_BYTES = 2 * 2**30
 """Arrays up to this size move to the training device as a whole."""
+
+TINY = 2048
+"""Up to so many values a view is made faster by whole-batch operations on a CPU than by itself (gray 45 × 45)."""
 
 _ORDER_STREAM = 0x6F726472  # keeps the order apart from everybody else who starts from the same seed
 
@@ -34,19 +39,22 @@ class Batch:
     """Two views of each picture of a batch, on this process.
 
     Attributes:
-        query, key: (n, C, S, S), uint8 on the CPU, or float32 in [0, 1] on the device (way "batch").
+        query, key: (n, C, S, S), uint8 on the CPU, or float32 in [0, 1] on the device (way "batch", see there).
         ids: (n,) int64 on the CPU: numbers of the pictures in the source.
         skipped: (name, reason) of pictures that could not be decoded; the next readable ones stand in for them.
+        rest: what is left to do to query and key (`views.recolour`), or None if they are done.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     ids: torch.Tensor
     skipped: list[tuple[str, str]]
+    rest: tuple[ViewParameters, ViewParameters] | None = None
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory. Called by torch's loader."""
-        return Batch(self.query.pin_memory(), self.key.pin_memory(), self.ids, self.skipped)
+        query, key, ids = (tensor.pin_memory() for tensor in (self.query, self.key, self.ids))
+        return Batch(query, key, ids, self.skipped, self.rest)
 
 
 def permutation(seed: int, epoch: int, n: int) -> Array:
@@ -65,8 +73,10 @@ class ViewStream:
         batch_size: pictures per step over all processes.
         seed: together with epoch and step it decides everything.
         workers: processes that make batches; 0 makes them in this process. Way "batch" needs none.
-        way: "image" decodes and makes views one by one on the CPU; "batch" takes an ArraySource and makes all views
-            of a batch at once on `device`.
+        way: "image" decodes and makes views one by one on the CPU; "split" leaves those at crop and resize, for
+            `views.recolour` to do the rest to whole batches elsewhere; "batch" takes an ArraySource and makes all
+            views of a batch at once on `device`, without workers (on a CPU only tiny views: larger ones are made as
+            in "image", which is faster there).
         rank, world: this process takes rows rank·b … (rank + 1)·b of every batch, b = batch_size / world.
 
     Raises UserError for fewer pictures than a batch, and for a batch size that `world` does not divide.
@@ -83,7 +93,7 @@ class ViewStream:
         batch_size: int,
         seed: int,
         workers: int,
-        way: Literal["image", "batch"],
+        way: Literal["image", "batch", "split"],
         device: torch.device,
         rank: int = 0,
         world: int = 1,
@@ -104,12 +114,14 @@ class ViewStream:
         self.channels = channels
         self.batch_size = batch_size
         self.seed = seed
+        self.way = way
         self.workers = 0 if way == "batch" else workers
         self.device = device
         self.rows = slice(rank * (batch_size // world), (rank + 1) * (batch_size // world))
         self.steps_per_epoch = len(source) // batch_size
         self._order: tuple[int, Array] | None = None
-        self._resident = resident(source, device) if way == "batch" and isinstance(source, ArraySource) else None
+        at_once = way == "batch" and (device.type != "cpu" or channels * size**2 <= TINY)
+        self._resident = resident(source, device) if at_once and isinstance(source, ArraySource) else None
         self._loader: DataLoader[Batch | UserError] | None = None
         self._steps = _Steps()
 
@@ -140,18 +152,13 @@ class ViewStream:
         return Batch(query, key, torch.from_numpy(ids.copy()), [])
 
     def _batch_by_image(self, ids: Array, table: Array) -> Batch:
-        views = np.empty((2, len(ids), self.size, self.size, self.channels), np.uint8)
-        ids, skipped = ids.copy(), []
-        for row in range(len(ids)):
-            pixels, ids[row], missed = readable(self.source, int(ids[row]), self.channels)
-            skipped += missed
-            height, width = pixels.shape[:2]
-            for view, settings in enumerate((self.query, self.key)):
-                drawn = parameters(table[row : row + 1, view], height, width, settings)
-                views[view, row] = apply_image(pixels, drawn, 0, self.size)
+        finish = self.way != "split"
+        made = make_views(
+            self.source, ids, table, (self.query, self.key), size=self.size, channels=self.channels, finish=finish
+        )
         # Channels stay last in memory, which is the layout that the encoders want.
-        query, key = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
-        return Batch(query, key, torch.from_numpy(ids), skipped)
+        query, key = torch.from_numpy(made.views).permute(0, 1, 4, 2, 3)
+        return Batch(query, key, torch.from_numpy(made.ids), made.skipped, None if finish else made.drawn)
 
     def run(self, first_step: int, last_step: int) -> Iterator[Batch]:
         """The batches of the global steps first_step … last_step − 1."""
@@ -224,39 +231,6 @@ def _worker_loader(dataset: Dataset[Any], steps: Any, workers: int, pin: bool = 
     )
 
 
-def readable(source: Source, index: int, channels: int) -> tuple[Array, int, list[tuple[str, str]]]:
-    """Pixels of picture `index`, or of the next one that can be read; its number; (name, reason) of those passed over.
-
-    Raises UserError if there is none.
-    """
-    skipped: list[tuple[str, str]] = []
-    for ahead in range(len(source)):
-        number = (index + ahead) % len(source)
-        try:
-            return _pixels(source, number, channels), number, skipped
-        except _Unreadable as error:
-            skipped.append((error.name, error.reason))
-    raise UserError(f"none of the {len(source)} images can be read; the first: {skipped[0][0]}: {skipped[0][1]}")
-
-
-class _Unreadable(Exception):
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.name, self.reason = name, reason
-
-
-def _pixels(source: Source, index: int, channels: int) -> Array:
-    """Pixels of one picture, (H, W, channels). Raises _Unreadable for a file that is gone or damaged."""
-    try:
-        sample = source[index]
-    except OSError as error:
-        raise _Unreadable(str(error.filename or index), error.strerror or str(error)) from error
-    try:
-        return decode(sample.image, channels)
-    except DecodeError as error:
-        raise _Unreadable(sample.name, error.reason) from error
-
-
 def resident(source: ArraySource, device: torch.device) -> torch.Tensor:
     """All images of a source as one uint8 tensor (N, H, W, C): on `device` if it is small enough, else where it is."""
     with warnings.catch_warnings():
@@ -321,8 +295,8 @@ class _EvaluationBatches(Dataset[torch.Tensor]):
         views = np.full((len(ids), self.size, self.size, self.channels), 128, np.uint8)
         for row, index in enumerate(ids):
             try:
-                pixels = _pixels(self.source, int(index), self.channels)
-            except _Unreadable:
+                pixels = read_pixels(self.source, int(index), self.channels)
+            except Unreadable:
                 continue
             height, width = pixels.shape[:2]
             views[row] = per_image.crop_resize(pixels, *central_box(height, width, self.size), self.size)
@@ -348,8 +322,8 @@ def measure_statistics(
     moments = []
     for index in permutation(seed, 0, len(source))[:count]:
         try:
-            moments.append(cv2.meanStdDev(_pixels(source, int(index), channels)))
-        except _Unreadable:
+            moments.append(cv2.meanStdDev(read_pixels(source, int(index), channels)))
+        except Unreadable:
             continue
     if not moments:
         moments.append(cv2.meanStdDev(readable(source, 0, channels)[0]))

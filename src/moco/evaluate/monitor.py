@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moco.data.device import place
 from moco.data.loader import Batch, ViewStream, evaluation_batches
 from moco.data.sources import Source
 from moco.evaluate.features import encode
@@ -60,7 +61,7 @@ def _retrieval(source: Source, settings: RunSettings, device: torch.device) -> C
     )  # fmt: skip
 
     def batches() -> Iterator[Batch]:
-        return (views.batch(step) for step in range(max(count // BATCH, 1)))
+        return (place(views.batch(step), device) for step in range(max(count // BATCH, 1)))
 
     def check(backbone: nn.Module) -> dict[str, float]:
         pairs = [(batch.query, batch.key) for batch in batches()]

@@ -3,138 +3,92 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, Protocol
+from collections.abc import Iterator
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moco.contrast.collectives import gather_rows
-from moco.contrast.moco import MomentumContrast
-from moco.data.loader import Batch, ViewStream
+from moco.data.device import prefetch
+from moco.data.loader import Batch
 from moco.data.views import normalize
-from moco.errors import Interrupted, TrainingError, UserError
+from moco.errors import Interrupted
 from moco.settings import RunSettings
-from moco.train.optim import learning_rate, sgd
-from moco.train.parallel import Processes
+from moco.train.alarms import Alarms
+from moco.train.checkpoints import with_patience
+from moco.train.faults import BadSteps, translated
+from moco.train.guard import NotFinite
+from moco.train.job import Job
+from moco.train.optim import learning_rate
 from moco.train.progress import ProgressDisplay
-from moco.train.run import Run
+from moco.train.stopping import stop_on_signal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-Monitor = Callable[[nn.Module], dict[str, float]]
-
-
-class Writer(Protocol):
-    """What is used of TensorBoard's SummaryWriter."""
-
-    def add_scalar(self, tag: str, value: float, step: int) -> object:
-        """Add a point to a curve."""
-
-    def flush(self) -> object:
-        """Write to disk."""
-
-
-@dataclass
-class Job:
-    """What a training run works with."""
-
-    settings: RunSettings
-    model: MomentumContrast
-    stream: ViewStream
-    run: Run
-    processes: Processes
-    monitor: Monitor | None
-    """Checks the query backbone after an epoch: names and values to write down. Called on the main process."""
-    console: Console | None
-    writer: Writer | None = None
-    first_step: int = 0
-    skipped: set[str] = field(default_factory=set)
-    optimizer: torch.optim.SGD = field(init=False)
-    scaler: torch.amp.GradScaler = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.model.to(self.processes.device).to(memory_format=torch.channels_last)
-        self.optimizer = sgd(self.model, self.settings)
-        fp16 = self.settings.precision == "fp16"
-        self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=fp16)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written. Raises UserError if it is not of this job."""
-        images, done = len(self.stream.source), state["step"] // self.stream.steps_per_epoch
-        if state["images"] != images:
-            raise UserError(
-                f"{self.run.path} was trained on {state['images']} images, but there are {images} now: "
-                "give it the data it had, or start a new run"
-            )
-        if done > self.settings.epochs:
-            raise UserError(f"{self.run.path} has done {done} epochs already: set --epochs {done} or more")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.first_step = state["step"]
-
-    def save(self, step: int) -> None:
-        """Write a checkpoint after `step` steps. Main process only."""
-        state = {
-            "format": 1,
-            "step": step,
-            "images": len(self.stream.source),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
-        self.run.save(state, self.settings.keep_checkpoints)
+MOST_STEPS_TO_STOP = 10
+"""With several processes, steps between Ctrl-C and the stop at most."""
 
 
 def train(job: Job) -> None:
     """Train from `job.first_step` to the end of the last epoch.
 
-    Raises Interrupted after Ctrl-C, once the step is finished and saved, and TrainingError if the loss is no number
-    (before that step touches the weights).
+    Raises Interrupted after Ctrl-C or SIGTERM, once the step is finished and saved; TrainingError where it cannot go
+    on: a loss or gradient that is no number (before that step touches the weights), memory that does not suffice, a
+    worker that died, a disk that stays full.
     """
     settings, stream = job.settings, job.stream
-    steps, per_epoch = settings.epochs * stream.steps_per_epoch, stream.steps_per_epoch
+    steps, per_epoch = job.steps, stream.steps_per_epoch
     forward = _wrapped(job)
-    window = Window(settings.batch_size, job.model.chance_loss)
-    batches = stream.run(job.first_step, steps)
+    batches = prefetch(stream.run(job.first_step, steps), job.processes.device)
     display = ProgressDisplay(
         job.console, first_step=job.first_step, steps=steps, steps_per_epoch=per_epoch, epochs=settings.epochs
     )
+    alarms = Alarms(steps=steps, queue_steps=-(-settings.queue_size // settings.batch_size))
+    bad_steps, clock = BadSteps(job), SaveClock(settings, per_epoch)
     job.model.train()
-    with stop_on_interrupt() as stop, display:
+    with stop_on_signal() as stop, display, translated(job), contextlib.closing(job.saver):
         for step in range(job.first_step, steps):
             began = time.monotonic()
             batch = next(batches)
             waited = time.monotonic() - began
             _note_skipped(job, batch)
             rate = learning_rate(step, per_epoch, settings)
-            metrics = optimise(job, forward, batch, step, rate)
-            window.add(metrics, waited, time.monotonic() - began)
-
             done, line = step + 1, None
             end_of_epoch = done % per_epoch == 0
-            stopping = _any_process(stop.is_set and done < steps, job.processes.device)
-            if done % settings.log_every == 0 or end_of_epoch or stopping:
-                line = window.line(done, done / per_epoch, rate)
+            writing = done % settings.log_every == 0 or end_of_epoch
+            try:
+                metrics = optimise(job, forward, batch, step, rate)
+                if writing:
+                    job.guard.check()
+            except NotFinite as fault:
+                bad_steps.handle(fault)
+            else:
+                job.window.add(metrics, waited, time.monotonic() - began)
+
+            stopping = _stopping(job, stop.received is not None, done) and done < steps
+            if writing:
+                line = job.window.line(done, done / per_epoch, rate)
                 _write_line(job, line)
+                _warn(job, alarms, line)
             display.step(done, line)
+            best = False
             if end_of_epoch and line is not None:
-                epoch = done // per_epoch
-                checks = _check(job, epoch, done)
-                display.epoch(epoch, line, checks)
-            if job.processes.main and (stopping or _checkpoint_due(done, per_epoch, settings)):
-                job.save(done)
+                checks = _check(job, done // per_epoch, done)
+                best = job.run.is_best(checks) if checks else False
+                display.epoch(done // per_epoch, line, checks)
+            if job.processes.main and (clock.due(done) or stopping or best):
+                job.save(done, best=best)
+            if job.lock is not None:
+                job.lock.beat()
             if stopping:
-                path = job.run.path
-                raise Interrupted(f"stopped after step {done} of {steps}; continue with: moco pretrain --resume {path}")
+                job.saver.close()
+                raise Interrupted(
+                    f"stopped after step {done} of {steps}; continue with: moco resume {job.run.path}",
+                    143 if stop.received == signal.SIGTERM else 130,
+                )
 
 
 def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float) -> dict[str, Tensor]:
@@ -143,6 +97,8 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
     dtype = DTYPES[settings.precision]
     for group in job.optimizer.param_groups:
         group["lr"] = rate
+    # What an encoder itself draws (dropout) is a function of the step as well.
+    torch.manual_seed((settings.seed * 1_000_003 + step * 97 + job.processes.rank) % 2**63)
     model.begin_step()
     pieces = settings.accumulate
     totals: dict[str, Tensor] = {}
@@ -151,12 +107,14 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
         with _exchange(forward, last=piece == pieces - 1):
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 output = forward(view_a, view_b, ids.to(device))
-            _refuse_non_finite(output.loss, step, rate)
+            job.guard.note(output.loss, step)
             job.scaler.scale(output.loss / pieces).backward()
         for name, value in {"loss": output.loss.detach(), **output.metrics}.items():
             totals[name] = totals.get(name, 0) + value / pieces
     job.scaler.unscale_(job.optimizer)
     totals |= _gradient_figures(model.query_encoder, settings)
+    if not job.scaler.is_enabled():  # which expects overflows, and deals with them
+        job.guard.note(totals["gradient_norm"], step)
     job.scaler.step(job.optimizer)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
@@ -174,84 +132,17 @@ def _on_device(view: Tensor, settings: RunSettings, device: torch.device) -> Ten
     return normalize(moved, settings.mean, settings.std).contiguous(memory_format=torch.channels_last)
 
 
-def _refuse_non_finite(loss: Tensor, step: int, rate: float) -> None:
-    value = loss.detach().item()
-    if not math.isfinite(value):
-        raise TrainingError(
-            f"the loss is {value} at step {step + 1} (learning rate {rate:.3g}); the weights are as before this "
-            "step: try a lower --learning-rate, --warmup-epochs 5 or --clip-gradient 1"
-        )
-
-
 def _gradient_figures(encoder: nn.Module, settings: RunSettings) -> dict[str, Tensor]:
-    """Clip, and measure what was asked for: the norm of the whole gradient and of each layer's."""
+    """The norm of the whole gradient, clipped where asked, and of each layer's where asked (before clipping)."""
     figures: dict[str, Tensor] = {}
+    learned = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
     if settings.log_gradient_norms:
-        for name, parameter in encoder.named_parameters():
-            if parameter.grad is not None:
-                figures[f"gradient_norm/{name}"] = parameter.grad.norm()
+        figures = {f"gradient_norm/{name}": gradient.norm() for name, gradient in learned.items()}
     if settings.clip_gradient is not None:
         figures["gradient_norm"] = nn.utils.clip_grad_norm_(encoder.parameters(), settings.clip_gradient)
-    elif settings.log_gradient_norms:
-        figures["gradient_norm"] = torch.stack(list(figures.values())).norm()
+    else:
+        figures["gradient_norm"] = nn.utils.get_total_norm(learned.values())
     return figures
-
-
-class Window:
-    """Sums of the steps since the last written line."""
-
-    def __init__(self, batch_size: int, chance_loss: float) -> None:
-        self._batch_size, self._chance_loss = batch_size, chance_loss
-        self._clear()
-
-    def _clear(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._steps, self._waited, self._seconds = 0, 0.0, 0.0
-
-    def add(self, metrics: dict[str, Tensor], waited: float, seconds: float) -> None:
-        """Count a step that took `seconds`, `waited` of them for its batch."""
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0) + value
-        self._steps, self._waited, self._seconds = self._steps + 1, self._waited + waited, self._seconds + seconds
-
-    def line(self, step: int, epoch: float, rate: float) -> dict[str, float]:
-        """The means since the last line, averaged over all processes, and start anew."""
-        names = sorted(self._sums)
-        values = torch.stack([self._sums[name].float() for name in names]) / self._steps
-        means = dict(zip(names, gather_rows(values[None]).mean(0).tolist(), strict=True))
-        line = {
-            "step": step,
-            "epoch": round(epoch, 4),
-            "loss": means.pop("loss"),
-            "chance_loss": self._chance_loss,
-            **means,
-            "learning_rate": rate,
-            "images_per_second": self._batch_size * self._steps / self._seconds,
-            "data_wait": self._waited / self._seconds,
-        }
-        self._clear()
-        return line
-
-
-class stop_on_interrupt:
-    """While active, the first Ctrl-C only sets `is_set`; the second one stops at once as usual."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._previous: Any = None
-
-    def __enter__(self) -> stop_on_interrupt:
-        with contextlib.suppress(ValueError):  # only the main thread may; elsewhere Ctrl-C is not ours
-            self._previous = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.is_set = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
 
 
 def _wrapped(job: Job) -> nn.Module:
@@ -271,8 +162,14 @@ def _exchange(forward: nn.Module, *, last: bool) -> contextlib.AbstractContextMa
     return contextlib.nullcontext()
 
 
-def _any_process(flag: bool, device: torch.device) -> bool:
-    return bool(gather_rows(torch.tensor([flag], device=device)).any())
+def _stopping(job: Job, asked: bool, done: int) -> bool:
+    """Whether to stop after `done` steps: because this process was asked to, or one of the others."""
+    if job.processes.world == 1:
+        return asked
+    # All must agree, and an answer from the devices stops them: not at every step.
+    if done % min(job.settings.log_every, MOST_STEPS_TO_STOP) != 0:
+        return False
+    return bool(gather_rows(torch.tensor([asked], device=job.processes.device)).any())
 
 
 def _note_skipped(job: Job, batch: Batch) -> None:
@@ -285,7 +182,7 @@ def _note_skipped(job: Job, batch: Batch) -> None:
 def _write_line(job: Job, line: dict[str, float]) -> None:
     if not job.processes.main:
         return
-    job.run.log(line)
+    with_patience(lambda: job.run.log(line), job.say)
     _write_curves(job, line)
 
 
@@ -295,6 +192,13 @@ def _write_curves(job: Job, line: dict[str, float]) -> None:
             if name not in ("step", "epoch"):
                 job.writer.add_scalar(name, value, int(line["step"]))
         job.writer.flush()
+
+
+def _warn(job: Job, alarms: Alarms, line: dict[str, float]) -> None:
+    if "loss" in line and job.processes.main:
+        for alarm in alarms.check(line):
+            job.say(f"warning: {alarm}")
+            job.run.warn(int(line["step"]), alarm)
 
 
 def _check(job: Job, epoch: int, step: int) -> dict[str, float]:
@@ -307,6 +211,22 @@ def _check(job: Job, epoch: int, step: int) -> dict[str, float]:
     return checks
 
 
-def _checkpoint_due(done: int, per_epoch: int, settings: RunSettings) -> bool:
-    epoch, rest = divmod(done, per_epoch)
-    return rest == 0 and (epoch % settings.checkpoint_every == 0 or epoch == settings.epochs)
+class SaveClock:
+    """When a checkpoint is due: at ends of epochs, and every so many steps or minutes in between."""
+
+    def __init__(self, settings: RunSettings, per_epoch: int) -> None:
+        self._settings, self._per_epoch = settings, per_epoch
+        self._saved = time.monotonic()
+
+    def due(self, done: int) -> bool:
+        """Whether to save after `done` steps."""
+        epoch, within = divmod(done, self._per_epoch)
+        every, minutes = self._settings.save_steps, self._settings.save_minutes
+        due = (
+            (within == 0 and (epoch % self._settings.checkpoint_every == 0 or epoch == self._settings.epochs))
+            or (every is not None and done % every == 0)
+            or (minutes is not None and time.monotonic() - self._saved >= 60 * minutes)
+        )
+        if due:
+            self._saved = time.monotonic()
+        return due

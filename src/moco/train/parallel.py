@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,10 +29,10 @@ class Processes:
 
 
 @contextmanager
-def processes(device: str) -> Iterator[Processes]:
+def processes(device: str, timeout: float = 10.0) -> Iterator[Processes]:
     """Join the other processes that torchrun started (gloo on CPU, NCCL on CUDA), and leave them at the end.
 
-    Raises UserError for a device that is not there.
+    timeout: minutes that one of them waits for the others. Raises UserError for a device that is not there.
     """
     local = int(os.environ.get("LOCAL_RANK", 0))
     found = find_device(device, local)
@@ -40,11 +41,16 @@ def processes(device: str) -> Iterator[Processes]:
         return
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    dist.init_process_group("nccl" if found.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if found.type == "cuda" else "gloo", timeout=timedelta(minutes=timeout))
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), found)
     finally:
         dist.destroy_process_group()
+
+
+def restarted() -> bool:
+    """Whether torchrun brought the processes back after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
-import os
-import pickle
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import torch
 import yaml
 from pydantic import ValidationError
 from torch import nn
@@ -19,18 +16,20 @@ from torch import nn
 from moco.contrast.encoders import build_backbone
 from moco.errors import UserError
 from moco.settings import RunSettings, explain, read_yaml
+from moco.train.checkpoints import Checkpoints, write_atomically
 
 SETTINGS = "settings.yaml"
 METRICS = "metrics.jsonl"
 SKIPPED = "skipped.csv"
+WARNINGS = "warnings.csv"
 QUERY_BACKBONE = "query_encoder.backbone."
 
 
 class Run:
     """One pre-training run on disk.
 
-    settings.yaml (all values resolved), metrics.jsonl, checkpoints/step-N.pt, tensorboard/, curves.png,
-    skipped.csv (pictures that could not be read, with the reason).
+    settings.yaml (all values resolved), metrics.jsonl, checkpoints/step-N.pt and best.pt, tensorboard/, curves.png,
+    skipped.csv (pictures that could not be read, with the reason), warnings.csv.
 
     >>> run = moco.Run("runs/first")
     >>> backbone = run.backbone()
@@ -66,38 +65,27 @@ class Run:
 
     # ---------------------------------------------------------------- checkpoints
 
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints")
+
     def checkpoints(self) -> list[Path]:
         """All checkpoints, the oldest first."""
-        return sorted((self.path / "checkpoints").glob("step-*.pt"))
+        return self._checkpoints.paths()
 
     def save(self, state: Mapping[str, Any], keep: int) -> Path:
-        """Write a checkpoint atomically under its `step`, and remove all but the newest `keep`."""
-        path = self.path / "checkpoints" / f"step-{state['step']:09d}.pt"
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            torch.save(dict(state), file)
-            _to_disk(file)
-        _rename(partial, path)
-        for old in self.checkpoints()[:-keep]:
-            old.unlink()
+        """Write a checkpoint atomically under its `step`, remove all but the newest `keep`, keep the best one."""
+        path = self._checkpoints.save(state, keep)
+        if state.get("best"):
+            self._checkpoints.mark_best(path)
         return path
 
     def load(self) -> dict[str, Any]:
-        """The newest checkpoint that can be read, on the CPU; damaged ones are named in a warning and passed over.
+        """The newest checkpoint that is whole, on the CPU; damaged ones are named in a warning and passed over.
 
         Raises UserError where there is none yet, or none is whole.
         """
-        found = self.checkpoints()
-        if not found:
-            raise UserError(f"{self.path} has no checkpoint yet: the run ended before its first one")
-        for path in reversed(found):
-            try:
-                state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError):
-                warnings.warn(f"{path} is damaged and is passed over", stacklevel=2)
-            else:
-                return state
-        raise UserError(f"{self.path}: none of its {len(found)} checkpoints can be read; start a new run")
+        return self._checkpoints.newest()
 
     def new_backbone(self) -> nn.Module:
         """The network of the run as it was before training: a timm module with fresh random weights."""
@@ -131,6 +119,13 @@ class Run:
                 with contextlib.suppress(json.JSONDecodeError):
                     yield json.loads(line)
 
+    def is_best(self, checks: Mapping[str, float]) -> bool:
+        """Whether a check is at least as good as every one written down: by kNN, or else by retrieval."""
+        name = next((name for name in ("knn_accuracy", "retrieval") if name in checks), None)
+        if name is None:
+            return False
+        return all(checks[name] >= line[name] for line in self._metric_lines() if name in line)
+
     def rewind(self, step: int) -> None:
         """Forget the metrics of steps after `step`: they will be made again."""
         kept = "".join(json.dumps(line) + "\n" for line in self._metric_lines() if line["step"] <= step)
@@ -138,12 +133,18 @@ class Run:
 
     def skip(self, name: str, reason: str) -> None:
         """Note a picture that could not be read."""
-        path = self.path / SKIPPED
-        line = ",".join('"' + text.replace('"', '""') + '"' for text in (name, reason)) + "\n"
-        with path.open("a", encoding="utf-8") as file:
+        self._note(SKIPPED, ("name", "reason"), (name, reason))
+
+    def warn(self, step: int, text: str) -> None:
+        """Note a warning about the training."""
+        self._note(WARNINGS, ("step", "warning"), (str(step), text))
+
+    def _note(self, name: str, header: Sequence[str], values: Sequence[str]) -> None:
+        path = self.path / name
+        with path.open("a", encoding="utf-8", newline="", errors="backslashreplace") as file:
             if file.tell() == 0:
-                file.write("name,reason\n")
-            file.write(line)
+                file.write(",".join(header) + "\n")
+            csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values)
 
 
 def _write_settings(path: Path, settings: RunSettings) -> None:
@@ -169,26 +170,3 @@ def check_new(path: str | Path) -> None:
         raise UserError(f"{path} already holds a run: continue it with --resume {path}, or choose another --out")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists and is not an empty folder: choose another --out")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing, even if the machine stops."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        _to_disk(file)
-    _rename(partial, path)
-
-
-def _to_disk(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _rename(partial: Path, path: Path) -> None:
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

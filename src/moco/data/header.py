@@ -1,0 +1,71 @@
+"""What a JPEG file says about itself at its beginning, without decoding it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start of frame; the others are tables
+_ALONE = frozenset(range(0xD0, 0xD8)) | {0x01}  # markers without content
+_ENDS = frozenset((0xD8, 0xD9, 0xDA))  # from here on there is no header
+
+
+class Header(NamedTuple):
+    """Size of a picture in pixels as `decode` returns it, upright; and whether EXIF has it turned or mirrored."""
+
+    height: int
+    width: int
+    turned: bool
+
+    def reduced(self, reduction: int) -> tuple[int, int]:
+        """Height and width after decoding at 1 / reduction."""
+        return -(-self.height // reduction), -(-self.width // reduction)
+
+    def divides(self, reduction: int) -> bool:
+        """Whether pixel i of the reduced picture holds pixels reduction · i … of the whole one.
+
+        A cut-off last pixel comes first when the picture is mirrored.
+        """
+        return not self.turned or (self.height % reduction == 0 and self.width % reduction == 0)
+
+
+def read_header(data: bytes) -> Header | None:
+    """The header of a JPEG file, or None for any other file and for whatever is not plain."""
+    if data[:3] != b"\xff\xd8\xff":
+        return None
+    orientation, place = 0, 2
+    while place + 9 <= len(data):
+        if data[place] != 0xFF:
+            return None
+        marker = data[place + 1]
+        if marker == 0xFF or marker in _ALONE:  # a byte of filling, or nothing to pass over
+            place += 1 if marker == 0xFF else 2
+            continue
+        if marker in _ENDS:
+            return None
+        if marker in _FRAMES:
+            height, width = (int.from_bytes(data[place + at : place + at + 2], "big") for at in (5, 7))
+            if height == 0 or width == 0:  # said at the end of the file, if at all
+                return None
+            return Header(width, height, True) if orientation >= 5 else Header(height, width, orientation > 1)
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
+        if marker == 0xE1 and orientation == 0 and data[place + 4 : place + 10] == b"Exif\0\0":
+            orientation = _orientation(data[place + 10 : place + 2 + length])
+        place += 2 + length
+    return None
+
+
+def _orientation(exif: bytes) -> int:
+    """The orientation in an EXIF block, 1…8; 1 where it says none."""
+    order = {b"II*\0": "little", b"MM\0*": "big"}.get(exif[:4])
+    if order not in ("little", "big"):
+        return 1
+
+    def number(place: int, size: int) -> int:
+        return int.from_bytes(exif[place : place + size], "little" if order == "little" else "big")
+
+    first = number(4, 4)
+    for entry in range(first + 2, min(first + 2 + 12 * number(first, 2), len(exif) - 11), 12):
+        if number(entry, 2) == 0x0112:
+            found = number(entry + 8, 2)
+            return found if 1 <= found <= 8 else 1
+    return 1

@@ -1,0 +1,53 @@
+"""One picture of a source: read, decode, and look for another one where that fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from moco.data.decode import DecodeError, decode
+from moco.data.sources import Sample, Source
+from moco.errors import UserError
+
+Array = np.ndarray[Any, Any]
+
+
+class Unreadable(Exception):
+    """A picture that is gone or damaged: its name, and why in one line."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+
+def read(source: Source, index: int) -> Sample:
+    """Picture `index` as the source has it. Raises Unreadable for a file that is gone."""
+    try:
+        return source[index]
+    except OSError as error:
+        raise Unreadable(str(error.filename or index), error.strerror or str(error)) from error
+
+
+def read_pixels(source: Source, index: int, channels: int) -> Array:
+    """Pixels of picture `index`, (H, W, channels). Raises Unreadable for a file that is gone or damaged."""
+    sample = read(source, index)
+    try:
+        return decode(sample.image, channels)
+    except DecodeError as error:
+        raise Unreadable(sample.name, error.reason) from error
+
+
+def readable(source: Source, index: int, channels: int) -> tuple[Array, int, list[tuple[str, str]]]:
+    """Pixels of picture `index`, or of the next one that can be read; its number; (name, reason) of those passed over.
+
+    Raises UserError if there is none.
+    """
+    skipped: list[tuple[str, str]] = []
+    for ahead in range(len(source)):
+        number = (index + ahead) % len(source)
+        try:
+            return read_pixels(source, number, channels), number, skipped
+        except Unreadable as error:
+            skipped.append((error.name, error.reason))
+    raise UserError(f"none of the {len(source)} images can be read; the first: {skipped[0][0]}: {skipped[0][1]}")

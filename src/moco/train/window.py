@@ -1,0 +1,56 @@
+"""The figures of the steps since the last written line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moco.contrast.collectives import gather_rows
+
+
+class Window:
+    """Sums of figures over steps, kept on the device until a line is asked for.
+
+    batch_size: pictures per step over all processes. chance_loss: the loss of features that know nothing.
+    """
+
+    def __init__(self, batch_size: int, chance_loss: float) -> None:
+        self._batch_size, self._chance_loss = batch_size, chance_loss
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps, self._waited, self._seconds = 0, 0.0, 0.0
+
+    def add(self, metrics: dict[str, Tensor], waited: float, seconds: float) -> None:
+        """Count a step that took `seconds`, `waited` of them for its batch."""
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0) + value
+        self._steps, self._waited, self._seconds = self._steps + 1, self._waited + waited, self._seconds + seconds
+
+    def line(self, step: int, epoch: float, rate: float) -> dict[str, float]:
+        """The means since the last line, averaged over all processes, and start anew. Waits for the device."""
+        names = sorted(self._sums)
+        line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
+        if names:
+            values = torch.stack([self._sums[name].float() for name in names]) / self._steps
+            means = dict(zip(names, gather_rows(values[None]).mean(0).tolist(), strict=True))
+            line |= {"loss": means.pop("loss"), "chance_loss": self._chance_loss, **means}
+        line |= {
+            "learning_rate": rate,
+            "images_per_second": self._batch_size * self._steps / max(self._seconds, 1e-9),
+            "data_wait": self._waited / max(self._seconds, 1e-9),
+        }
+        self._clear()
+        return line
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been counted, for a checkpoint between two lines."""
+        return {"sums": dict(self._sums), "steps": self._steps, "waited": self._waited, "seconds": self._seconds}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Go on counting where a checkpoint was written."""
+        self._sums = {name: value.to(device) for name, value in state["sums"].items()}
+        self._steps, self._waited, self._seconds = state["steps"], state["waited"], state["seconds"]
