@@ -23,6 +23,8 @@ ALLOWED = {
     "pretraining": LEAVES | {"contrast", "data", "train", "evaluate", "report", "resolve"},
     "bench": LEAVES | {"data", "train", "resolve", "pretraining"},
     "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining"},
+    "evaluation_settings": LEAVES,
+    "evaluation": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining", "evaluation_settings", "__init__"},
     "cli": LEAVES | {"pretraining", "bench", "demo", "__init__"},
     "__main__": {"cli"},
     "__init__": LEAVES | {"contrast", "train", "pretraining"},

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moco import bench, cli
@@ -292,6 +292,7 @@ def test_rates_have_as_many_digits_as_they_are_good_for(rate, text):
     accumulate=st.integers(1, 4), groups=st.integers(1, 8), group=st.integers(2, 9), rest=st.integers(0, 3),
     images=st.integers(0, 400),
 )  # fmt: skip
+@example(accumulate=1, groups=4, group=2, rest=3, images=10)
 def test_a_shortened_batch_keeps_pieces_and_groups(accumulate, groups, group, rest, images):
     piece = groups * group + rest
     run = FOLDER.model_copy(

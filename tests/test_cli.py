@@ -141,7 +141,7 @@ SMALL = ["--recipe", "small", "--batch-size", "4"]
         (["flat.npz", *SMALL, "--labels", "short.npy"], "labels"),
         (["floats.npz", *SMALL], "uint8"),
         (["--recipe", "small"], "no data"),
-        (["photos", "more", *SMALL], "one DATA only"),
+        (["photos", "more", *SMALL], "no such file or folder: more"),
         (["photos", *SMALL, "--batch-size", "1"], "one picture at a time"),
         (["photos", *SMALL, "--crop-scale", "2"], "crop_scale needs another value"),
         (["photos", *SMALL, "--key-view", "{hue: 3}"], "hue = 3"),
@@ -195,3 +195,23 @@ def test_the_installed_command_and_the_module_are_the_same():
         done = subprocess.run([*command, "pretrain", "nowhere/"], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
+
+
+def test_several_data_and_resume_as_a_verb(monkeypatch):
+    seen = []
+    monkeypatch.setattr("moco.pretraining.pretrain", lambda data, **given: seen.append(("pretrain", data, given)))
+    monkeypatch.setattr("moco.pretraining.resume", lambda run, **given: seen.append(("resume", run, given)))
+    cli.main(["pretrain", "a", "b", "--recipe", "small"])
+    cli.main(["resume", "runs/x", "--epochs", "9", "--data", "c"])
+    cli.main(["pretrain", "--resume", "runs/x"])
+    assert seen == [
+        ("pretrain", ["a", "b"], {"recipe": "small"}),
+        ("resume", "runs/x", {"epochs": 9, "data": "c"}),
+        ("resume", "runs/x", {}),
+    ]
+
+
+def test_resume_shows_no_defaults_since_the_run_has_its_own(capsys):
+    text = help_text(capsys, "resume")
+    assert "images per optimiser step, over all processes" in text
+    assert "(default: 256)" not in text

@@ -25,7 +25,7 @@ EPILOGUE = """\
 examples:
   moco pretrain photos/ --recipe v2 --backbone resnet50 --epochs 200 --out runs/first
   moco pretrain digits.npz --recipe small --out runs/digits
-  moco pretrain --resume runs/first
+  moco resume runs/first
   torchrun --nproc-per-node=4 -m moco pretrain photos/ --out runs/first
 """
 
@@ -41,7 +41,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0, 1 (training failed), 2 (bad input) or 130 (Ctrl-C)."""
+    """Run the command line. Returns the exit status: 0, 1 (training failed), 2 (bad input), 130 or 143 (stopped)."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return _dispatch(arguments)
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TrainingError as error:
         return _complain(error, 1)
     except Interrupted as stop:
-        return _complain(stop, 130)
+        return _complain(stop, stop.status)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
 
@@ -66,6 +66,7 @@ def _dispatch(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"moco {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
     _add_pretrain(verbs, arguments)
+    _add_resume(verbs, arguments)
     _add_bench(verbs, arguments)
     demo = verbs.add_parser("demo", help="pre-train on the pictures in the package, evaluate, show", allow_abbrev=False)
     demo.add_argument(
@@ -77,11 +78,15 @@ def _dispatch(arguments: list[str]) -> int:
     if unknown:
         flags = verbs.choices.get(found.verb, parser)._option_string_actions
         if not unknown[0].startswith("-"):
-            raise UserError(f"unexpected argument {unknown[0]!r}: one DATA only")
+            raise UserError(f"unexpected argument {unknown[0]!r}: put DATA together, before the options")
         raise UserError(f"unknown option {unknown[0]}{nearest(unknown[0], flags)}")
     given: dict[str, Any] = {
-        name: "auto" if value == ["auto"] else value for name, value in vars(found).items() if name != "verb"
+        name: "auto" if value == ["auto"] else value
+        for name, value in vars(found).items()
+        if name != "verb" and value != []
     }
+    if len(given.get("data", [])) == 1:
+        given["data"] = given["data"][0]
     if found.verb == "pretrain":
         from moco.pretraining import pretrain, resume
 
@@ -91,6 +96,10 @@ def _dispatch(arguments: list[str]) -> int:
             resume(given.pop("resume"), **given)
         else:
             pretrain(given.pop("data", ""), **given)
+    elif found.verb == "resume":
+        from moco.pretraining import resume
+
+        resume(given.pop("run"), **given)
     elif found.verb == "bench":
         from moco.bench import benchmark
 
@@ -117,6 +126,20 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
     parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
 
 
+def _add_resume(verbs: Any, arguments: list[str]) -> None:
+    _add_verb(
+        verbs,
+        "resume",
+        arguments,
+        run=True,
+        help="continue a run from its newest checkpoint",
+        usage="moco resume RUN [--data DATA] [--SETTING VALUE ...]",
+        description="Continue a run where its newest whole checkpoint was written. Settings that would make it\n"
+        "another run are refused; more --epochs, other --workers, --device, --save-every and the like are taken.",
+        epilog="examples:\n  moco resume runs/first\n  moco resume runs/first --epochs 400 --data /elsewhere/photos\n",
+    )
+
+
 def _add_bench(verbs: Any, arguments: list[str]) -> None:
     parser = _add_verb(
         verbs,
@@ -135,8 +158,13 @@ def _add_bench(verbs: Any, arguments: list[str]) -> None:
     )
 
 
-def _add_verb(verbs: Any, name: str, arguments: list[str], **texts: str) -> argparse.ArgumentParser:
-    """A verb that takes DATA, --config and all settings. `arguments` choose the recipe whose defaults are shown."""
+def _add_verb(
+    verbs: Any, name: str, arguments: list[str], *, run: bool = False, **texts: str
+) -> argparse.ArgumentParser:
+    """A verb that takes DATA and --config, or else a run, and all settings.
+
+    `arguments` choose the recipe whose defaults are shown.
+    """
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         formatter_class=_Help,
@@ -144,8 +172,13 @@ def _add_verb(verbs: Any, name: str, arguments: list[str], **texts: str) -> argp
         allow_abbrev=False,
         **texts,
     )
-    parser.add_argument("data", nargs="?", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
+    data = PretrainSettings.model_fields["data"].description
+    if run:
+        parser.add_argument("run", metavar="RUN", help="run folder")
+        parser.add_argument("--data", nargs="+", metavar="DATA", help="where the pictures are now, if they moved")
+    else:
+        parser.add_argument("data", nargs="*", metavar="DATA", help=data)
+        parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
     words = [word for argument in arguments for word in argument.split("=", 1)]
     recipe = next((b for a, b in itertools.pairwise(words) if a == "--recipe"), "v2")
     defaults = RECIPES.get(recipe, {})
@@ -154,7 +187,7 @@ def _add_verb(verbs: Any, name: str, arguments: list[str], **texts: str) -> argp
         for setting in part.__annotations__:
             field = PretrainSettings.model_fields[setting]
             if setting != "data":
-                add_option(group, setting, field, defaults.get(setting, field.default))
+                add_option(group, setting, field, "" if run else defaults.get(setting, field.default))
     return parser
 
 

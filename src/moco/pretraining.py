@@ -6,6 +6,7 @@ The module is not called `pretrain`, so that `moco.pretrain` is always the funct
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from moco.contrast.encoders import feature_width, projection_head
 from moco.contrast.moco import MomentumContrast
 from moco.data.loader import ViewStream
 from moco.data.sources import Source, open_source
+from moco.data.sources.opening import KINDS
 from moco.errors import UserError
 from moco.evaluate.monitor import make_monitor
 from moco.report.curves import draw_curves
@@ -37,16 +39,19 @@ from moco.train.run import SETTINGS, Run, backbone_of, check_new
 
 Array = np.ndarray[Any, Any]
 
+MOST_NAMES = 64
+"""Paths that are kept among the settings; a longer list is data in memory."""
+
 # What may differ when a run is continued; everything else would make it another run.
 HARMLESS = {
-    "data", "labels", "out", "epochs", "device", "precision", "workers", "threads", "compile", "monitor",
-    "monitor_every", "monitor_images", "log_every", "checkpoint_every", "save_every", "keep_checkpoints", "on_nan",
-    "timeout", "tensorboard",
+    "data", "labels", "cache", "cache_gigabytes", "out", "epochs", "device", "precision", "workers", "threads",
+    "compile", "monitor", "monitor_every", "monitor_images", "log_every", "checkpoint_every", "save_every",
+    "keep_checkpoints", "on_nan", "timeout", "tensorboard",
 }  # fmt: skip
 
 
 def pretrain(
-    data: str | Path | Array | torch.Tensor,
+    data: Any,
     *,
     config: str | Path | None = None,
     labels: str | Path | Array | None = None,
@@ -55,24 +60,24 @@ def pretrain(
 ) -> Run:
     """Pre-train an encoder on images without labels and return its run.
 
-    data: a folder of images at any depth, a .npz or .npy file, or uint8 images (N, H, W) or (N, H, W, C) in memory.
+    data: a folder of images at any depth, or whatever else `moco.data.sources.open_source` takes: lists, shards,
+    tables, files of arrays, uint8 images (N, H, W) or (N, H, W, C) in memory, a sequence or torch data set of images.
     config: a YAML file. given: any field of `moco.PretrainSettings`; see `moco pretrain --help`. labels: for the
     monitor only, never for training; a (N,) array besides what the setting takes. quiet: print nothing.
 
     Raises UserError for anything wrong with data or settings, before anything is written, and Interrupted after
     Ctrl-C, once the current step is finished and saved.
     """
-    settings = pretrain_settings(config, **given, **_named(data=data, labels=labels))
-    if _in_memory(data) is None and not settings.data:
-        raise UserError("no data: name a folder of images, a .npz or a .npy file (see moco pretrain --help)")
+    settings = pretrain_settings(config, **given, **named(data=data, labels=labels))
     if not settings.out:
-        name = Path(settings.data).stem if settings.data else "array"
+        first = settings.data if isinstance(settings.data, str) else settings.data[0]
+        name = re.sub(r"[^\w.-]+", "-", Path(first).stem).strip("-") if first else "array"
         settings = settings.model_copy(update={"out": f"runs/{settings.recipe}-{name}"})
     if restarted() and (Path(settings.out) / SETTINGS).exists():  # the run is this one's own: go on with it
         return resume(settings.out, data=data, labels=labels, quiet=quiet)
     check_new(settings.out)  # before the processes meet below: after that, the first may make the folder
     with processes(settings.device, settings.timeout) as own:
-        source = _open(settings, data, labels)
+        source = open_data(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
         if own.main:
@@ -86,7 +91,7 @@ def pretrain(
 def resume(
     run: str | Path,
     *,
-    data: str | Path | Array | torch.Tensor | None = None,
+    data: Any = None,
     labels: str | Path | Array | None = None,
     quiet: bool = False,
     **given: Any,
@@ -97,7 +102,7 @@ def resume(
     moved or were given as arrays. Raises UserError for a change that would make it another run.
     """
     stored = Run(run).settings
-    given |= _named(data=data, labels=labels)
+    given |= named(data=data, labels=labels)
     check_names(given, PretrainSettings.model_fields, "setting")
     try:
         settings = PretrainSettings(**(stored.model_dump() | given | {"out": str(run)}))
@@ -109,31 +114,41 @@ def resume(
             raise UserError(
                 f"cannot resume {run} with {name} {now}: the run has {before}; start a new run with another --out"
             )
-    if _in_memory(data) is None and not settings.data:
+    if data is None and not settings.data:
         raise UserError(f"{run} was trained on an array in memory: moco.resume({str(run)!r}, data=ARRAY)")
     with processes(settings.device, settings.timeout) as own:
-        source = _open(settings, data, labels)
+        source = open_data(settings, data, labels)
         resolved = resolve(settings, source, own)
         model = build_model(resolved)
         return _train(resolved, source, own, model, _console(own, quiet))
 
 
-def _named(**values: object) -> dict[str, str]:
-    """Those of the values that are names of files or folders: they are settings. Arrays are not."""
-    return {name: str(value) for name, value in values.items() if isinstance(value, (str, Path)) and str(value)}
+def named(**values: object) -> dict[str, Any]:
+    """Those of the values that name files or folders: they are settings. What is in memory is not."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        several = isinstance(value, (list, tuple)) and all(isinstance(item, (str, Path)) for item in value)
+        if isinstance(value, (str, Path)) and str(value):
+            found[name] = str(value)
+        elif several and isinstance(value, (list, tuple)) and 0 < len(value) <= MOST_NAMES:
+            found[name] = str(value[0]) if len(value) == 1 else tuple(map(str, value))
+    return found
 
 
-def _in_memory(value: object) -> Array | torch.Tensor | None:
-    """The value if it is an array or a tensor; a list becomes an array."""
-    if isinstance(value, (list, tuple)):
-        return np.asarray(value)
-    return value if isinstance(value, (np.ndarray, torch.Tensor)) else None
+def open_data(settings: PretrainSettings, data: object, labels: object = None) -> Source:
+    """The pictures: `data` where it is in memory, else those that the settings name.
 
-
-def _open(settings: PretrainSettings, data: object, labels: object) -> Source:
-    images, given = _in_memory(data), _in_memory(labels)
+    Raises UserError where there are none.
+    """
+    in_memory = not (data is None or named(data=data) or (isinstance(data, str) and not data))
+    if not in_memory and not settings.data:
+        raise UserError(f"no data: name {KINDS} (see moco pretrain --help)")
+    given = settings.labels if labels is None or isinstance(labels, (str, Path)) else np.asarray(labels)
     return open_source(
-        settings.data if images is None else images, settings.labels if given is None else np.asarray(given)
+        data if in_memory else settings.data,
+        given,
+        cache=settings.cache or None,
+        cache_bytes=int(settings.cache_gigabytes * 2**30),
     )
 
 
@@ -241,6 +256,8 @@ def _show_resolved(console: Console | None, asked: PretrainSettings, found: RunS
     chosen = [
         f"{name} {_short(value)}" for name, value in found.model_dump().items() if before[name] == "auto" != value
     ]
+    for notice in source.notices:
+        console.print(notice, highlight=False, markup=False)
     console.print(f"{len(source):,} images · auto settings: {', '.join(chosen)}", highlight=False, markup=False)
     console.print(f"run folder: {found.out} (all values in {SETTINGS})", highlight=False, markup=False)
 

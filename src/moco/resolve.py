@@ -36,7 +36,8 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSe
     feature_width(network, channels, settings.image_size)
     values = {
         # A run can be continued from any folder.
-        "data": str(Path(settings.data).expanduser().absolute()) if settings.data else "",
+        "data": _absolute(settings.data),
+        "cache": _absolute(settings.cache),
         "channels": channels,
         # The number of a CUDA device differs from process to process; it is kept only where it was asked for.
         "device": settings.device if ":" in settings.device else own.device.type,
@@ -54,6 +55,14 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSe
         raise UserError(explain(error)) from error
 
 
+def _absolute(data: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    if not isinstance(data, str):
+        return tuple(str(_absolute(item)) for item in data)
+    if not data or "://" in data or data.startswith("hf:"):
+        return data
+    return str(Path(data).expanduser().absolute())
+
+
 def _check_batch(settings: PretrainSettings, source: Source, own: Processes) -> None:
     rows = settings.batch_size // own.world // settings.accumulate
     if rows < 2:
@@ -63,7 +72,7 @@ def _check_batch(settings: PretrainSettings, source: Source, own: Processes) -> 
         )
     if len(source) < settings.batch_size:
         raise UserError(
-            f"{settings.data or 'the data'} has {len(source)} images, fewer than one batch of {settings.batch_size}: "
+            f"{settings.data_name} has {len(source)} images, fewer than one batch of {settings.batch_size}: "
             f"set --batch-size {len(source)} or lower"
         )
     readable(source, 0, 3)  # a data set of which nothing can be read is better refused now

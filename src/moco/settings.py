@@ -58,15 +58,24 @@ class ViewSettings(_Settings):
 class JobSettings(_Settings):
     """What, where to, and from where"""
 
-    data: str = Field("", description="folder of images at any depth, or a .npz / .npy file of uint8 images")
+    data: str | tuple[str, ...] = Field(
+        "",
+        description="folder of images at any depth; list of paths (.txt, .csv, .tsv); tar shards, such as "
+        "data-{0000..0099}.tar or by URL; Parquet files; hf:NAME or a folder that save_to_disk wrote; .npz / .npy file "
+        "of uint8 images; several of these are joined",
+    )
     out: str = Field("", description="run folder to create (default: runs/RECIPE-DATA)")
     recipe: str = Field("v2", description="set of defaults to start from: v1, v2 or small (small images)")
     seed: int = Field(0, ge=0, lt=2**32, description="the one source of all random numbers")
     labels: str = Field(
         "auto",
-        description="labels for the monitor, never for training: auto (first folder level, or y in the .npz), "
-        "none, or a .npy file",
+        description="labels for the monitor, never for training: auto (those that come with the data, or the first "
+        "folder level where the layout is clear), folder (the first level, or an error), none, or a .npy file",
     )
+    cache: str = Field(
+        "", description="folder for indices of tar shards and blocks of remote files (default: the user's cache folder)"
+    )
+    cache_gigabytes: Positive = Field(16.0, description="room for blocks of remote files in it")
 
 
 class InputSettings(_Settings):
@@ -209,6 +218,11 @@ class PretrainSettings(MachineSettings, TrainingSettings, ModelSettings, ViewSet
         if self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} must be fewer than epochs {self.epochs}")
         return self
+
+    @property
+    def data_name(self) -> str:
+        """What messages call the data."""
+        return " + ".join([self.data] if isinstance(self.data, str) else self.data) or "the data"
 
     @property
     def query_views(self) -> ViewSettings:

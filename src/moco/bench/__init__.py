@@ -14,7 +14,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,8 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from moco.bench import parts
 from moco.bench.advice import table, words
 from moco.bench.figures import Figures
-from moco.data.sources import ArraySource, Source, open_source
+from moco.data.sources import ArraySource, Source
 from moco.errors import UserError
+from moco.pretraining import named, open_data
 from moco.resolve import resolve
 from moco.settings import RunSettings, pretrain_settings
 from moco.train.parallel import Processes, best_precision, find_device
@@ -59,7 +59,7 @@ def benchmark(data: str | Path = "", *, seconds: float = SECONDS, json_file: str
 
 
 def measure(
-    data: str | Path | np.ndarray[Any, Any] | torch.Tensor = "",
+    data: Any = "",
     *,
     config: str | Path | None = None,
     seconds: float = SECONDS,
@@ -76,13 +76,9 @@ def measure(
         raise UserError(f"seconds {seconds:g}: a measurement takes from {FEWEST_SECONDS} to {MOST_SECONDS} seconds")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("bench measures one process: run it without torchrun; N GPUs need N times the pictures")
-    named = {"data": str(data)} if isinstance(data, (str, Path)) and str(data) else {}
-    asked = pretrain_settings(config, **given, **named)
-    in_memory = isinstance(data, (np.ndarray, torch.Tensor))
-    if not asked.data and not in_memory:
-        raise UserError("no data: name a folder of images, a .npz or a .npy file (see moco bench --help)")
+    asked = pretrain_settings(config, **given, **named(data=data))
     own = Processes(0, 1, find_device(asked.device))
-    source = open_source(data if in_memory else asked.data, asked.labels)
+    source = open_data(asked, data)
     settings = resolve(asked, source, own)
     torch.set_num_threads(settings.threads)
     budget = _budget(settings, source, seconds)

@@ -24,6 +24,7 @@ from moco.errors import TrainingError, UserError
 from moco.pretraining import build_model, build_stream
 from moco.settings import RunSettings
 from moco.train.compiling import compile_encoders
+from moco.train.guard import NotFinite
 from moco.train.job import Job
 from moco.train.loop import optimise
 from moco.train.parallel import Processes

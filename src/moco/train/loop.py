@@ -26,6 +26,7 @@ from moco.train.job import Job
 from moco.train.optim import learning_rate
 from moco.train.progress import ProgressDisplay
 from moco.train.stopping import stop_on_signal
+from moco.train.window import Waiting
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MOST_STEPS_TO_STOP = 10
@@ -47,13 +48,13 @@ def train(job: Job) -> None:
         job.console, first_step=job.first_step, steps=steps, steps_per_epoch=per_epoch, epochs=settings.epochs
     )
     alarms = Alarms(steps=steps, queue_steps=-(-settings.queue_size // settings.batch_size))
-    bad_steps, clock = BadSteps(job), SaveClock(settings, per_epoch)
+    bad_steps, clock, waiting = BadSteps(job), SaveClock(settings, per_epoch), Waiting(job.processes.device)
     job.model.train()
     with stop_on_signal() as stop, display, translated(job), contextlib.closing(job.saver):
         for step in range(job.first_step, steps):
             began = time.monotonic()
             batch = next(batches)
-            waited = time.monotonic() - began
+            waited = waiting.counted(time.monotonic() - began)
             _note_skipped(job, batch)
             rate = learning_rate(step, per_epoch, settings)
             done, line = step + 1, None
@@ -61,6 +62,7 @@ def train(job: Job) -> None:
             writing = done % settings.log_every == 0 or end_of_epoch
             try:
                 metrics = optimise(job, forward, batch, step, rate)
+                waiting.handed_over()
                 if writing:
                     job.guard.check()
             except NotFinite as fault:

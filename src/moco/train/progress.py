@@ -71,6 +71,8 @@ class ProgressDisplay:
 
 def figures(line: Mapping[str, float]) -> str:
     """The figures of a metrics line, in words."""
+    if "loss" not in line:
+        return "no step gave a number"
     return (
         f"{line['images_per_second']:.0f} images/s · {line['data_wait']:.0%} waiting for data · "
         f"loss {line['loss']:.3f} (chance {line['chance_loss']:.3f}) · accuracy {line['contrast_accuracy']:.1%} · "

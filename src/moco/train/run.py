@@ -167,6 +167,6 @@ def check_new(path: str | Path) -> None:
     """Raise UserError unless `path` is free for a new run: absent, or an empty folder."""
     path = Path(path)
     if (path / SETTINGS).exists():
-        raise UserError(f"{path} already holds a run: continue it with --resume {path}, or choose another --out")
+        raise UserError(f"{path} already holds a run: continue it with moco resume {path}, or choose another --out")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists and is not an empty folder: choose another --out")

@@ -54,3 +54,23 @@ class Window:
         """Go on counting where a checkpoint was written."""
         self._sums = {name: value.to(device) for name, value in state["sums"].items()}
         self._steps, self._waited, self._seconds = state["steps"], state["waited"], state["seconds"]
+
+
+class Waiting:
+    """How long the training waits for data.
+
+    On CUDA steps are handed over and go on by themselves: there, time counts only if the device had nothing left to do
+    when the batch came.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._last_step = torch.cuda.Event() if device.type == "cuda" else None
+
+    def handed_over(self) -> None:
+        """A step is on its way."""
+        if self._last_step is not None:
+            self._last_step.record()
+
+    def counted(self, seconds: float) -> float:
+        """Of the seconds until the batch came, those that held the training up. Does not wait for the device."""
+        return seconds if self._last_step is None or self._last_step.query() else 0.0
