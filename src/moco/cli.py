@@ -26,7 +26,8 @@ examples:
   moco pretrain photos/ --recipe v2 --backbone resnet50 --epochs 200 --out runs/first
   moco pretrain digits.npz --recipe small --out runs/digits
   moco resume runs/first
-  torchrun --nproc-per-node=4 -m moco pretrain photos/ --out runs/first
+  moco pretrain photos/ --nproc 4 --out runs/first
+  torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 … -m moco pretrain photos/ --out runs/first
 """
 
 
@@ -87,6 +88,8 @@ def _dispatch(arguments: list[str]) -> int:
     }
     if len(given.get("data", [])) == 1:
         given["data"] = given["data"][0]
+    if given.pop("nproc", 1) > 1:
+        return _launch(int(found.nproc), arguments)
     if found.verb == "pretrain":
         from moco.pretraining import pretrain, resume
 
@@ -110,6 +113,24 @@ def _dispatch(arguments: list[str]) -> int:
         demonstrate(**given)
     else:
         parser.print_help()
+    return 0
+
+
+def _launch(processes: int, arguments: list[str]) -> int:
+    """Run the same command in several processes of this machine, by torchrun. Returns the first bad exit status."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    rest = arguments.copy()
+    place = next(i for i, word in enumerate(rest) if word.partition("=")[0] == "--nproc")
+    del rest[place : place + (1 if "=" in rest[place] else 2)]
+    try:
+        launch = parse_args(["--standalone", f"--nproc-per-node={processes}", "-m", "moco"])
+        launch.training_script_args = rest  # not through its parser, which would take --monitor for one of its own
+        run(launch)
+    except ChildFailedError as failed:  # the process has said why
+        status = failed.get_first_failure()[1].exitcode
+        return status if status > 0 else 1
     return 0
 
 
@@ -173,6 +194,8 @@ def _add_verb(
         **texts,
     )
     data = PretrainSettings.model_fields["data"].description
+    if name != "bench":
+        parser.add_argument("--nproc", type=_processes, metavar="N", help="processes on this machine (default: 1)")
     if run:
         parser.add_argument("run", metavar="RUN", help="run folder")
         parser.add_argument("--data", nargs="+", metavar="DATA", help="where the pictures are now, if they moved")
@@ -205,6 +228,12 @@ def add_option(group: argparse._ArgumentGroup, name: str, field: FieldInfo, defa
         read = _value_or_none if type(None) in get_args(field.annotation) else _value
         words = "|".join(dict.fromkeys(_words(field.annotation)))
         group.add_argument(flag, nargs="+" if several else None, type=read, metavar=words, help=text)
+
+
+def _processes(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise UserError(f"--nproc {text}: must be a number of processes, 1 or more")
+    return int(text)
 
 
 def _shown(default: Any) -> str:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from moco.errors import TrainingError
+from moco.contrast.collectives import gather_rows
+from moco.errors import TrainingError, UserError
 from moco.train.checkpoints import write_atomically
 from moco.train.guard import NotFinite
 from moco.train.job import Job
@@ -17,6 +18,7 @@ from moco.train.optim import learning_rate
 MOST_IN_A_ROW = 10
 """Bad steps one after the other that are passed over before the training stops all the same."""
 NAMED = 8
+LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "nccl")
 
 
 class BadSteps:
@@ -78,6 +80,26 @@ class BadSteps:
         return f"{text}; gradient norms and pictures of the step: {path})"
 
 
+def check_same_start(job: Job) -> None:
+    """Raise UserError unless all processes go on at the same step."""
+    steps = gather_rows(torch.tensor([job.first_step], device=job.processes.device)).tolist()
+    if len(set(steps)) > 1:
+        raise UserError(
+            f"the processes found different checkpoints of {job.run.path} (steps {', '.join(map(str, steps))}): all "
+            "machines must see the same run folder"
+        )
+
+
+def check_same_queue(job: Job) -> None:
+    """Raise TrainingError if the dictionaries of the processes differ: they would train different models."""
+    queue = job.model.dictionary
+    sums = torch.stack([queue.keys.double().sum(), queue.ids.double().sum(), queue.pointer.double()])
+    if not torch.equal(gather_rows(sums[None]), sums.expand(job.processes.world, 3)):
+        raise TrainingError(
+            f"the queues of the processes differ; go on from the last checkpoint: moco resume {job.run.path}"
+        )
+
+
 def _name(job: Job, number: int) -> str:
     try:
         return job.stream.source[number].name
@@ -94,6 +116,11 @@ def translated(job: Job) -> Iterator[None]:
         raise _out_of_memory(job) from error
     except RuntimeError as error:
         text = " ".join(str(error).split())
+        if job.processes.world > 1 and any(word in text.lower() for word in LOST):
+            raise TrainingError(
+                f"another process is gone, or has not answered for {job.settings.timeout:g} minutes (process "
+                f"{job.processes.rank} of {job.processes.world}: {text[:120]}); go on with: moco resume {job.run.path}"
+            ) from error
         if "DataLoader worker" in text:
             raise TrainingError(
                 f"a data worker died ({text[:120]}): probably the memory did not suffice; lower --workers "

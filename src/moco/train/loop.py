@@ -20,7 +20,7 @@ from moco.errors import Interrupted
 from moco.settings import RunSettings
 from moco.train.alarms import Alarms
 from moco.train.checkpoints import with_patience
-from moco.train.faults import BadSteps, translated
+from moco.train.faults import BadSteps, check_same_queue, check_same_start, translated
 from moco.train.guard import NotFinite
 from moco.train.job import Job
 from moco.train.optim import learning_rate
@@ -42,6 +42,7 @@ def train(job: Job) -> None:
     """
     settings, stream = job.settings, job.stream
     steps, per_epoch = job.steps, stream.steps_per_epoch
+    check_same_start(job)
     forward = _wrapped(job)
     batches = prefetch(stream.run(job.first_step, steps), job.processes.device)
     display = ProgressDisplay(
@@ -72,6 +73,7 @@ def train(job: Job) -> None:
 
             stopping = _stopping(job, stop.received is not None, done) and done < steps
             if writing:
+                check_same_queue(job)
                 line = job.window.line(done, done / per_epoch, rate)
                 _write_line(job, line)
                 _warn(job, alarms, line)

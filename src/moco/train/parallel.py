@@ -10,6 +10,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from moco.errors import UserError
 
@@ -41,7 +43,15 @@ def processes(device: str, timeout: float = 10.0) -> Iterator[Processes]:
         return
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    dist.init_process_group("nccl" if found.type == "cuda" else "gloo", timeout=timedelta(minutes=timeout))
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=timeout)))
+    dist.init_process_group(
+        "nccl" if found.type == "cuda" else "gloo",
+        # After a restart the store may be the old one, with the addresses of processes that are gone.
+        store=PrefixStore(f"moco-attempt-{_restarts()}", store),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(minutes=timeout),
+    )
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), found)
     finally:
@@ -50,7 +60,11 @@ def processes(device: str, timeout: float = 10.0) -> Iterator[Processes]:
 
 def restarted() -> bool:
     """Whether torchrun brought the processes back after one of them died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
