@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,33 @@ def in_turns(sides: Mapping[str, Callable[[], object]], rounds: int, warm_up: in
             call()
             times[name].append(time.perf_counter() - began)
     return times
+
+
+class Elsewhere:
+    """A side in a process of its own: what moco does to its process (it keeps freed memory) is not done to that one.
+
+    make: a function of a module, called there with `arguments`; what it returns is called once per call of this.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[], object]], *arguments: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        threads = torch.get_num_threads()
+        context.Process(target=_serve, args=(other, threads, make, arguments), daemon=True).start()
+
+    def __call__(self) -> None:
+        self._pipe.send(None)
+        self._pipe.recv()
+
+
+def _serve(pipe: Connection, threads: int, make: Callable[..., Callable[[], object]], arguments: tuple[Any]) -> None:
+    torch.set_num_threads(threads)
+    call = make(*arguments)
+    with contextlib.suppress(EOFError):  # the other end is gone
+        while True:
+            pipe.recv()
+            call()
+            pipe.send(None)
 
 
 def summary(times: Mapping[str, list[float]], items: float, reference: str) -> dict[str, dict[str, float]]:

@@ -4,8 +4,8 @@
 
 The batch is in memory already; counted is all from there to updated weights and queue: momentum update, both encoders,
 loss, backward, optimiser, enqueue. resnet50: 224 pixels, batch 32, K 65,536, MLP head, τ 0.2. resnet18: small-image
-stem, full width, 32 pixels, batch 256, K 4,096. groups: two ways to normalise a batch in 8 parts, forward and backward
-of one encoder. --compile adds rows with the setting `compile`, which take minutes to prepare.
+stem, full width, 32 pixels, batch 256, K 4,096. groups: three ways to normalise a batch in 8 parts, one encoder
+forward and backward. --compile adds rows with the setting `compile`, which take minutes to prepare.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measure import in_turns, show, summary, write
+from measure import Elsewhere, in_turns, show, summary, write
 from reference_recipe import BN_GROUPS, GroupedBatchNorm
 from torch import Tensor, nn
 
@@ -133,7 +133,7 @@ def compare_steps(part: str, rounds: int, compiled: bool) -> dict[str, Any]:
     if compiled:
         variants["moco, compile"] = {"compile": True}
         variants |= {"moco, compile, bn_groups 1": {"compile": True, "bn_groups": 1}} if ours.bn_groups > 1 else {}
-    sides: dict[str, Callable[[], object]] = {PLAIN: PlainStep(ours)}
+    sides: dict[str, Callable[[], object]] = {PLAIN: Elsewhere(PlainStep, ours)}
     sides |= {name: our_step(resolved(part, **options)) for name, options in variants.items()}
     times = in_turns(sides, rounds, warm_up=1)
     rows = summary(times, ours.batch_size, PLAIN)
