@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -238,3 +239,13 @@ def test_a_worker_that_dies_says_what_to_lower(data, tmp_path, monkeypatch):
     monkeypatch.setattr(ViewStream, "batch", die)
     with pytest.raises(TrainingError, match=r"a data worker died .*lower --workers \(now 1\).*moco resume"):
         pretrain(data, tmp_path / "run", workers=1, views="image")
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path):
+    """The fixture is of the version that introduced format 1: it must stay readable, or be refused in words."""
+    folder = tmp_path / "run"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "run-format-1", folder)
+    run = moco.resume(folder, data=fashion.load()[0][:64], epochs=2, quiet=True)
+    assert run.load()["step"] == 8
+    assert [line["step"] for line in run.metrics()] == [2, 4, 6, 8]
+    assert run.backbone()(torch.zeros(1, 1, 32, 32)).shape == (1, 8)
