@@ -27,7 +27,7 @@ from moco.settings import pretrain_settings
 from moco.train.job import Job
 from moco.train.loop import optimise
 from moco.train.parallel import Processes, find_device
-from moco.train.run import Run
+from moco.train.run import NoRun
 
 BATCH = 256
 REST = 2.0  # seconds: the workers of the reference fill their buffers and fall idle
@@ -41,7 +41,7 @@ def our_steps(**options: object) -> Iterator[None]:
     asked = pretrain_settings(recipe="small", base_width=16, batch_size=BATCH, device="cpu", monitor="none", **options)
     settings = resolve(asked, source, own)
     torch.set_num_threads(settings.threads)
-    job = Job(settings, build_model(settings), build_stream(settings, source, own), Run.__new__(Run), own, None, None)
+    job = Job(settings, build_model(settings), build_stream(settings, source, own), NoRun(), own, None, None)
     job.model.train()
     for step, batch in enumerate(job.stream.run(0, 10**6)):
         optimise(job, job.model, batch, step, 0.03)

@@ -36,7 +36,7 @@ from moco.settings import RunSettings, pretrain_settings
 from moco.train import loop
 from moco.train.compiling import compile_encoders
 from moco.train.parallel import Processes
-from moco.train.run import Run
+from moco.train.run import NoRun
 
 SETUPS: dict[str, dict[str, Any]] = {
     "resnet50": {"recipe": "v2", "batch_size": 32, "queue_size": 65_536},
@@ -107,7 +107,7 @@ def our_step(settings: RunSettings) -> Callable[[], object]:
     own = one_process()
     source = noise_source(settings.batch_size, settings.image_size)
     stream = build_stream(settings, source, own)
-    job = loop.Job(settings, build_model(settings), stream, Run.__new__(Run), own, None, None)
+    job = loop.Job(settings, build_model(settings), stream, NoRun(), own, None, None)
     job.model.train()
     if settings.compile and not compile_encoders(job.model, own.device, None):
         sys.exit("torch.compile does not work here: try without --compile")

@@ -115,23 +115,25 @@ def probe_loader(paths: int) -> None:
     import torch
 
     from moco.data.loader import ViewStream
-    from moco.data.sources import FolderSource, PackedNames, Sample
+    from moco.data.sources import PackedNames
+    from moco.data.sources.folder import FileSource
+    from moco.data.sources.labels import by_first_folder
     from moco.settings import ViewSettings
 
     jpeg = cv2.imencode(".jpg", np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))[1].tobytes()
 
-    class Listed(FolderSource):
-        def __init__(self) -> None:
-            self.root = Path()
-            folders = (f"a_class_of_pictures_with_a_name_{number // 1000:04}" for number in range(paths))
-            self.names = PackedNames.of(f"{folder}/picture_{number:09}.jpeg" for number, folder in enumerate(folders))
-            self.labels, self.classes = self._folder_labels()
+    class Listed(FileSource):
+        def read(self, index: int) -> tuple[bytes, str]:
+            return jpeg, self.names[index]
 
-        def __getitem__(self, index: int) -> Sample:
-            return Sample(jpeg, self.names[index], None if self.labels is None else int(self.labels[index]))
-
+    folders = (f"a_class_of_pictures_with_a_name_{number // 1000:04}" for number in range(paths))
+    names = (f"{folder}/picture_{number:09}.jpeg" for number, folder in enumerate(folders))
+    source = Listed(Path(), PackedNames.of(names))
+    found = by_first_folder(source.names)
+    if not isinstance(found, str):
+        source.labels, source.classes = found
     stream = ViewStream(
-        Listed(),
+        source,
         query=ViewSettings(),
         key=ViewSettings(),
         size=32,

@@ -24,8 +24,24 @@ ALLOWED = {
     "bench": LEAVES | {"data", "train", "resolve", "pretraining"},
     "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining"},
     "evaluation_settings": LEAVES,
-    "evaluation": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining", "evaluation_settings", "__init__"},
-    "cli": LEAVES | {"pretraining", "bench", "demo", "__init__"},
+    "evaluation": LEAVES
+    | {"contrast", "data", "train", "evaluate", "report", "pretraining", "evaluation_settings", "__init__"},
+    "options": set(),
+    "health": LEAVES
+    | {
+        "contrast",
+        "data",
+        "train",
+        "evaluate",
+        "report",
+        "pretraining",
+        "evaluation_settings",
+        "evaluation",
+        "__init__",
+    },
+    "check": LEAVES | {"data"},
+    "cli": LEAVES
+    | {"options", "pretraining", "bench", "evaluation_settings", "evaluation", "health", "check", "demo", "__init__"},
     "__main__": {"cli"},
     "__init__": LEAVES | {"contrast", "train", "pretraining"},
 }

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 
+from moco.data import decode as decoding
 from moco.data.decode import DecodeError, decode
 
 
@@ -92,10 +93,163 @@ def test_floating_point_files():
     wanted = np.tile(np.arange(256, dtype=np.uint8), (4, 1))[..., None]
     for scale in (1, 255, 65535):
         assert difference(decode(encoded(Image.fromarray(ramp * scale), "TIFF"), 1), wanted) == 0
-    with pytest.raises(DecodeError, match="outside"):
-        decode(encoded(Image.fromarray(ramp - 2), "TIFF"), 1)
-    with pytest.raises(DecodeError, match="outside"):
+    for scale, offset in ((4000, -1000), (1e6, 0), (3, 0), (2, -2)):  # no usual range: the one they have
+        assert difference(decode(encoded(Image.fromarray(ramp * scale + offset), "TIFF"), 1), wanted) <= 0.01
+    holes = ramp.copy()
+    holes[0, 9:12] = np.nan, np.inf, -np.inf
+    assert decode(encoded(Image.fromarray(holes), "TIFF"), 1)[0, 8:13, 0].tolist() == [8, 0, 255, 0, 12]
+    assert (decode(np.full((3, 3), -7, np.int32), 1) == 0).all()
+    with pytest.raises(DecodeError, match="none of its pixels is a number"):
         decode(encoded(Image.fromarray(ramp * np.nan), "TIFF"), 1)
+
+
+def test_a_stated_range_is_used(tmp_path):
+    """Twelve bits in sixteen, and floats whose range the file states."""
+    twelve = np.tile((np.arange(256) * 4095 / 255).round().astype(np.uint16), (4, 1))
+    wanted = np.tile(np.arange(256, dtype=np.uint8), (4, 1))[..., None]
+    info = TiffImagePlugin.ImageFileDirectory_v2()
+    info[281] = 4095
+    info[280] = 0
+    assert difference(decode(encoded(Image.fromarray(twelve), "TIFF", tiffinfo=info), 1), wanted) <= 0.01
+    assert (
+        difference(
+            decode(encoded(Image.fromarray(twelve), "TIFF"), 1), np.rint(twelve / 257)[..., None].astype(np.uint8)
+        )
+        < 0.1
+    )
+    info = TiffImagePlugin.ImageFileDirectory_v2()
+    info[340], info[341] = -10.0, 30.0
+    info.tagtype[340] = info.tagtype[341] = 11
+    values = np.float32(np.linspace(-10, 50, 256))[None].repeat(4, 0)
+    found = decode(encoded(Image.fromarray(values), "TIFF", tiffinfo=info), 1)
+    assert difference(found, np.rint((values + 10) / 40 * 255).clip(0, 255).astype(np.uint8)[..., None]) < 0.1
+
+
+# Colours that are known: (cyan, magenta, yellow, black) inks, and what they look like.
+INKS = {
+    (0, 0, 0, 0): (255, 255, 255),
+    (255, 0, 0, 0): (0, 255, 255),
+    (0, 255, 0, 0): (255, 0, 255),
+    (0, 0, 255, 0): (255, 255, 0),
+    (0, 255, 255, 0): (255, 0, 0),
+    (0, 0, 0, 255): (0, 0, 0),
+    (0, 0, 0, 128): (127, 127, 127),
+    (51, 102, 0, 0): (204, 153, 255),
+}
+
+
+def without_marker(jpeg):
+    """A JPEG file without Adobe's marker."""
+    place = jpeg.index(b"\xff\xee")
+    return jpeg[:place] + jpeg[place + 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big") :]
+
+
+def ycck(inks):
+    """A JPEG file of inverted inks, the first three of them as luminance and colour differences."""
+    values = np.asarray(inks)
+    colours = Image.fromarray(values[:, :, :3]).convert("YCbCr")  # of 255 minus what is stored, says Adobe
+    # Pillow writes four channels as they are, but for inverting them.
+    channels = np.dstack([np.asarray(colours), 255 - values[:, :, 3]])
+    jpeg = bytearray(encoded(Image.fromarray(255 - channels, "CMYK"), "JPEG", quality=100, subsampling=0))
+    jpeg[jpeg.index(b"Adobe") + 11] = 2
+    return bytes(jpeg)
+
+
+@pytest.mark.parametrize(("inks", "colour"), INKS.items())
+def test_colours_of_inks(inks, colour):
+    picture = Image.new("CMYK", (16, 16), inks)
+    adobe = encoded(picture, "JPEG", quality=100)
+    plain = without_marker(encoded(Image.fromarray(255 - np.asarray(picture), "CMYK"), "JPEG", quality=100))
+    files = {
+        "inverted, and so marked": adobe,
+        "not marked, and so as they are": plain,
+        "late marker": move_marker(adobe),
+        "YCCK": ycck(picture),
+        "TIFF": encoded(picture, "TIFF"),
+    }
+    for kind, data in files.items():
+        for reduction in (1, 8):
+            found = decode(data, 3, reduction)
+            assert found.shape == (16, 16, 3)
+            assert np.abs(found.astype(int) - colour).max() <= 2, kind
+        gray = np.dot(colour, (0.299, 0.587, 0.114))
+        assert np.abs(decode(data, 1).astype(int) - gray).max() <= 3, kind
+
+
+def move_marker(jpeg):
+    """Adobe's marker behind the frame header, right before the scan."""
+    place = jpeg.index(b"\xff\xee")
+    length = 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
+    rest = jpeg[:place] + jpeg[place + length :]
+    scan = rest.index(b"\xff\xda")
+    return rest[:scan] + jpeg[place : place + length] + rest[scan:]
+
+
+def test_known_values_of_sixteen_bits():
+    values = np.array([[0, 257, 32896, 65535]], np.uint16)
+    files = [cv2.imencode(".png", values)[1].tobytes(), cv2.imencode(".tiff", values)[1].tobytes()]
+    files += [encoded(Image.fromarray(values), "TIFF", compression=name) for name in ("tiff_lzw", "tiff_deflate")]
+    files += [b"P5 4 1 65535\n" + values.astype(">u2").tobytes(), encoded(Image.fromarray(values), "PNG")]
+    for data in files:
+        assert decode(data, 1).ravel().tolist() == [0, 1, 128, 255]
+    assert decode(b"P5 2 1 1000\n" + np.array([500, 1000], ">u2").tobytes(), 1).ravel().tolist() == [128, 255]
+    assert decode(b"P5 2 1 100\n" + bytes([50, 100]), 1).ravel().tolist() == [128, 255]
+    colours = np.random.default_rng(0).integers(0, 65536, (5, 7, 3), dtype=np.uint16)
+    for kind in (".png", ".tiff"):
+        found = decode(cv2.imencode(kind, colours)[1].tobytes(), 3)
+        assert np.abs(found[..., ::-1] - colours / 257).max() <= 0.51
+
+
+@pytest.mark.parametrize(("mode", "key"), [("L", 77), ("RGB", (10, 20, 30)), ("I;16", 5000)])
+def test_a_transparent_colour_is_white(mode, key):
+    picture = Image.new(mode, (6, 4), key)
+    picture.putpixel((2, 1), {"L": 70, "RGB": (11, 20, 30), "I;16": 7000}[mode])
+    found = decode(encoded(picture, "PNG", transparency=key), 3)
+    assert (found[0] == 255).all()
+    assert (found[1, 2] < 80).all()
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("LA", 2), ("RGB", 3), ("RGBA", 4)])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_as_many_channels_as_there_are(photo, mode, channels, kind):
+    picture = photo.convert(mode)
+    if channels in (2, 4):
+        picture.putalpha(Image.fromarray(np.tile(np.linspace(0, 255, 96).astype(np.uint8), (64, 1))))
+    data = encoded(picture, kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {}))
+    if kind != "WEBP" or channels > 2:  # which knows no gray
+        assert difference(decode(data, channels), np.asarray(picture).reshape(64, 96, channels)) == 0
+    for wanted in {2, 4, 5, 13} - {channels, 4 if kind == "WEBP" and channels == 2 else channels}:
+        with pytest.raises(DecodeError, match=rf"{channels if kind != 'WEBP' else '[34]'} channels?.* {wanted} "):
+            decode(data, wanted)
+    assert decode(data, 3).shape == (64, 96, 3)
+
+
+@pytest.mark.parametrize("channels", [2, 5, 13])
+def test_arrays_of_any_number_of_channels(channels):
+    pixels = np.random.default_rng(0).integers(0, 65536, (6, 8, channels), dtype=np.uint16)
+    assert difference(decode(pixels, channels), np.rint(pixels / 257).astype(np.uint8)) <= 0.01
+    with pytest.raises(DecodeError, match=f"{channels} channels") as caught:
+        decode(pixels, 7)
+    assert caught.value.channels == channels
+    if channels > 4:
+        with pytest.raises(DecodeError, match=f"{channels} channels, and 3 are wanted"):
+            decode(pixels, 3)
+
+
+def test_files_that_want_a_program_are_refused():
+    """Pillow would hand this to Ghostscript."""
+    with pytest.raises(DecodeError, match="not an image"):
+        decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", 3)
+
+
+def test_the_size_is_looked_at_before_decoding(photo, monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 96 * 64 - 1)
+    for kind in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "JPEG2000", "PPM"):
+        with pytest.raises(DecodeError, match="96 × 64 pixels are more than the 6,143"):
+            decode(encoded(photo, kind), 3)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 96 * 64)
+    for kind in ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "JPEG2000", "PPM"):
+        assert decode(encoded(photo, kind), 3).shape == (64, 96, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

@@ -44,7 +44,7 @@ KINDS = {
 def test_the_size_is_that_of_the_decoded_picture(photographs, kind, size):
     data = jpeg(photographs[0][: size[0], : size[1]], **KINDS[kind])
     header = read_header(data)
-    assert header == (*decode(data, 3).shape[:2], False)
+    assert header[:3] == (*decode(data, 3).shape[:2], False)
     assert header[:2] == size
 
 
@@ -52,21 +52,21 @@ def test_the_size_is_that_of_the_decoded_picture(photographs, kind, size):
 @pytest.mark.parametrize("orientation", range(10))
 def test_orientation(photographs, orientation, order):
     data = jpeg(photographs[0][:61, :47], exif=oriented(orientation, order))
-    assert read_header(data) == (*decode(data, 3).shape[:2], 2 <= orientation <= 8)
+    assert read_header(data)[:3] == (*decode(data, 3).shape[:2], 2 <= orientation <= 8)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_other_modes(photographs, mode):
     buffer = io.BytesIO()
     Image.fromarray(photographs[0][:50, :70]).convert(mode).save(buffer, "JPEG")
-    assert read_header(buffer.getvalue()) == (50, 70, False)
+    assert read_header(buffer.getvalue()) == (50, 70, False, len(mode), mode == "CMYK", 8)
 
 
 def test_opencvs_files_and_filling(photographs):
     data = cv2.imencode(".jpg", photographs[1][:33, :44])[1].tobytes()
-    assert read_header(data) == (33, 44, False)
+    assert read_header(data)[:3] == (33, 44, False)
     filled = data[:2] + b"\xff\xff\xff" + data[2:]  # a marker may begin with any number of these
-    assert read_header(filled) == (33, 44, False)
+    assert read_header(filled)[:3] == (33, 44, False)
     assert decode(filled, 3).shape == (33, 44, 3)
 
 

@@ -52,12 +52,14 @@ def test_the_small_recipe_normalises_a_batch_as_a_whole():
     assert (found(batch_size=256).bn_groups, found(batch_size=256).shuffle_bn) == (1, False)
 
 
-def test_statistics_are_measured_for_gray_pictures_and_imagenets_for_colour():
+def test_statistics_are_measured():
     gray = found()
     assert gray.mean == pytest.approx((0.498,), abs=0.01)
     assert gray.std == pytest.approx((0.289,), abs=0.01)
-    colour = found(np.zeros((600, 8, 8, 3), np.uint8))
-    assert colour.mean == (0.485, 0.456, 0.406)
+    colour = found(np.full((600, 8, 8, 3), (0, 51, 255), np.uint8))
+    assert colour.mean == pytest.approx((0, 0.2, 1), abs=1e-4)
+    five = found(np.full((600, 8, 8, 5), (0, 51, 102, 153, 255), np.uint8))
+    assert (five.channels, five.mean) == (5, pytest.approx((0, 0.2, 0.4, 0.6, 1), abs=1e-4))
     assert found(mean=(0.25,)).mean == (0.25,)
     assert found(np.zeros((600, 8, 8), np.uint8)).std[0] > 0
 

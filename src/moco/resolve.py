@@ -19,13 +19,12 @@ from moco.errors import UserError
 from moco.settings import PretrainSettings, RunSettings, explain
 from moco.train.parallel import Processes, best_precision
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 
 def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSettings:
     """Replace every `auto`. Raises UserError, before anything is written, where something does not fit."""
     _check_batch(settings, source, own)
     channels = source.channels or 3 if settings.channels == "auto" else settings.channels
+    readable(source, 0, channels)  # a data set of which nothing can be read is better refused now
     network = build_backbone(
         settings.backbone,
         channels=channels,
@@ -75,7 +74,6 @@ def _check_batch(settings: PretrainSettings, source: Source, own: Processes) -> 
             f"{settings.data_name} has {len(source)} images, fewer than one batch of {settings.batch_size}: "
             f"set --batch-size {len(source)} or lower"
         )
-    readable(source, 0, 3)  # a data set of which nothing can be read is better refused now
     pieces = own.world * settings.accumulate
     if settings.batch_size % pieces:
         raise UserError(
@@ -115,7 +113,7 @@ def _queue_size(settings: PretrainSettings, images: int) -> int:
 def _statistics(settings: PretrainSettings, source: Source, channels: int) -> dict[str, Any]:
     mean, std = settings.mean, settings.std
     if mean == "auto" or std == "auto":
-        found = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else measure_statistics(source, channels)
+        found = measure_statistics(source, channels)
         mean = tuple(round(value, 4) for value in found[0]) if mean == "auto" else mean
         std = tuple(round(value, 4) for value in found[1]) if std == "auto" else std
     for name, value in (("mean", mean), ("std", std)):

@@ -20,6 +20,7 @@ from moco.errors import UserError
 Auto = Literal["auto"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+Channels = Annotated[int, Field(gt=0, le=64)]
 Strength = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -43,6 +44,10 @@ class ViewSettings(_Settings):
     blur_probability: Probability = Field(0.5, description="chance of a Gaussian blur")
     blur_sigma: tuple[float, float] = Field((0.1, 2.0), description="standard deviation of the blur, in pixels")
     solarize_probability: Probability = Field(0.0, description="chance that bright pixels are inverted")
+    gain: Strength = Field(
+        0.0, description="largest change of each channel's intensity by itself, for pictures that are not photographs"
+    )
+    noise: Strength = Field(0.0, description="standard deviation of noise on every value, as a share of the full range")
 
     @model_validator(mode="after")
     def _ranges(self) -> ViewSettings:
@@ -82,10 +87,13 @@ class InputSettings(_Settings):
     """Pictures"""
 
     image_size: int = Field(224, gt=0, description="side of a view in pixels")
-    channels: Auto | Literal[1, 3] = Field("auto", description="channels of the encoder's input: 1 or 3")
+    channels: Auto | Channels = Field(
+        "auto",
+        description="channels of the encoder's input: 1, 3, 4 to keep transparency, or as many as the pictures have",
+    )
     mean: Auto | tuple[float, ...] = Field(
         "auto",
-        description="mean per channel of values 0 to 1; auto: ImageNet's for 3 channels, else measured",
+        description="mean per channel of values 0 to 1; auto: measured on 1,000 of the pictures",
     )
     std: Auto | tuple[Positive, ...] = Field("auto", description="standard deviation per channel; auto as for mean")
     workers: Auto | Annotated[int, Field(ge=0)] = Field("auto", description="processes that decode and make views")
@@ -93,6 +101,9 @@ class InputSettings(_Settings):
         "auto",
         description="where views are made. image: in the workers, one by one; split: crops in the workers, colours and "
         "blur a batch at a time on the training device; batch: all of it there (images held in memory as one array)",
+    )
+    max_bad: Probability = Field(
+        0.01, description="share of the pictures that may be unreadable (10 at any rate) before the training stops"
     )
     key_view: Mapping[str, Any] | None = Field(
         None, description="view settings of the key where they differ from the query's, as {name: value}"
@@ -238,7 +249,7 @@ class PretrainSettings(MachineSettings, TrainingSettings, ModelSettings, ViewSet
 class RunSettings(PretrainSettings):
     """The settings of a run: as chosen, with every `auto` replaced by what it came to."""
 
-    channels: Literal[1, 3]
+    channels: Channels
     mean: tuple[float, ...]
     std: tuple[float, ...]
     workers: Annotated[int, Field(ge=0)]

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -28,7 +27,7 @@ from moco.train.guard import NotFinite
 from moco.train.job import Job
 from moco.train.loop import optimise
 from moco.train.parallel import Processes
-from moco.train.run import Run
+from moco.train.run import NoRun
 
 HELD_BYTES = 128 * 2**20  # encoded pictures kept to be decoded again and again
 CHUNK_SECONDS = 0.25  # of a worker's time for a batch, where only the workers are measured
@@ -191,18 +190,11 @@ def measurable(
     return settings if images > 0.7 * settings.batch_size else shortened(settings, images)
 
 
-class _NoRun(Run):
-    """Stands where a training has its run folder: nothing is written."""
-
-    def __init__(self) -> None:
-        self.path = Path(os.devnull)
-
-
 def build_job(settings: RunSettings, source: Source, own: Processes) -> Job:
     """A training that writes nothing. A GPU's peak of memory is counted from here on."""
     if own.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(own.device)
-    job = Job(settings, build_model(settings), build_stream(settings, source, own), _NoRun(), own, None, None)
+    job = Job(settings, build_model(settings), build_stream(settings, source, own), NoRun(), own, None, None)
     job.model.train()
     if settings.compile:
         compile_encoders(job.model, own.device, None)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from moco.data.colour import MATRIX, STEPS, TURN, ColourSteps, colour_steps
+from moco.data.colour import MATRIX, TURN, ColourSteps, colour_steps
 from moco.data.drawing import BLUR_REACH, LUMINANCE, SOLARIZE_FROM, ViewParameters
+from moco.data.noise import gaussian
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +24,7 @@ PART_BYTES = 2**20
 
 @torch.no_grad()
 def apply_batch(images: torch.Tensor, view: ViewParameters, size: int) -> torch.Tensor:
-    """Views of a batch: uint8 (N, C, H, W) with C = 1 or 3, to float32 (N, C, size, size) in [0, 1], same device.
+    """Views of a batch: uint8 (N, C, H, W) to float32 (N, C, size, size) in [0, 1], same device.
 
     Picture i gets row i of `view`. Always computed in float32, also under autocast.
     """
@@ -39,10 +40,10 @@ def apply_batch(images: torch.Tensor, view: ViewParameters, size: int) -> torch.
 
 @torch.no_grad()
 def recolour(pixels: torch.Tensor, view: ViewParameters) -> torch.Tensor:
-    """What comes after the crop: grayscale, colour jitter, blur, solarise, flip.
+    """What comes after the crop: gain, grayscale, colour jitter, blur, solarise, flip, noise.
 
     Args:
-        pixels: uint8 (N, C, S, S) with C = 1 or 3, on any device.
+        pixels: uint8 (N, C, S, S), on any device.
         view: row i for picture i; its crop boxes are not looked at.
 
     Returns float32 (N, C, S, S) in [0, 1] on the same device. Always computed in float32, also under autocast.
@@ -75,6 +76,11 @@ def _finish(pixels: torch.Tensor, view: ViewParameters, steps: ColourSteps) -> t
         # Half a level below the threshold, where rounding to uint8 would reach it.
         bright = (pixels >= (SOLARIZE_FROM - 0.5) / 255) & _column(view.solarize, pixels).bool()
         pixels = torch.where(bright, 1 - pixels, pixels)
+    noisy = view.noise > 0
+    if noisy.any():
+        rows = _rows(noisy, pixels)
+        noise = gaussian(view.noise_key[noisy], pixels[0].numel(), pixels.device).view(-1, *pixels.shape[1:])
+        pixels[rows] = pixels[rows].addcmul_(noise, _column(view.noise[noisy], pixels)).clamp_(0, 1)
     return pixels
 
 
@@ -129,7 +135,7 @@ def triangle_weights(
 
 def _colour(pixels: torch.Tensor, steps: ColourSteps) -> torch.Tensor:
     """Grayscale and jitter, step by step, each on the pictures that have one there."""
-    for step in range(STEPS):
+    for step in range(steps.kind.shape[1]):
         mixed = steps.kind[:, step] == MATRIX
         if mixed.any():
             rows = _rows(mixed, pixels)
@@ -147,8 +153,9 @@ def _mix(pixels: torch.Tensor, matrix: Array) -> torch.Tensor:
     mixed = torch.bmm(_to(matrix[:, :, :-1].astype(np.float32), pixels), flat)
     pull = matrix[:, 0, -1]
     if pull.any():
-        weights = _to(np.array(LUMINANCE if flat.shape[1] == 3 else [1.0], np.float32), pixels)
-        mean = (flat.mean(dim=2) * weights).sum(dim=1)[:, None, None]
+        mean = flat.mean(dim=2)[:, :, None]
+        if flat.shape[1] == 3:
+            mean = (mean * _to(np.array(LUMINANCE, np.float32), pixels)[:, None]).sum(dim=1, keepdim=True)
         mixed.addcmul_(mean, _column(pull, pixels)[:, 0])
     return mixed.clamp_(0, 1).view_as(pixels)
 

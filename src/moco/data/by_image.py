@@ -117,9 +117,9 @@ class _Making:
             if header is not None and not isinstance(sample.image, np.ndarray):
                 reduction = self._reduction(row, header)
             try:
-                pixels = decode(sample.image, self.channels, reduction)
+                pixels = decode(sample.image, self.channels, reduction, header)
                 if reduction > 1 and header is not None and pixels.shape[:2] != header.reduced(reduction):
-                    pixels, reduction = decode(sample.image, self.channels), 1
+                    pixels, reduction = decode(sample.image, self.channels, 1, header), 1
             except DecodeError:
                 pixels = None
         if pixels is None:
@@ -131,7 +131,9 @@ class _Making:
         return pixels, reduction
 
     def _reduction(self, row: int, header: Header) -> int:
-        """The largest reduction that leaves both crops at least as large as the views."""
+        """The largest reduction that leaves both crops at least as large as the views; of CMYK there is none."""
+        if header.components == 4:
+            return 1
         least = min(int(min(drawn.height[row], drawn.width[row])) for drawn in self.made.drawn)
         return next((number for number in REDUCTIONS if least >= number * self.size and header.divides(number)), 1)
 

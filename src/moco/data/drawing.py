@@ -17,7 +17,10 @@ _AREA, _RATIO = slice(0, TRIES), slice(TRIES, 2 * TRIES)
 (
     _TOP, _LEFT, _FLIP, _JITTER, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _ORDER, _GRAYSCALE, _BLUR, _SIGMA, _SOLARIZE
 ) = range(2 * TRIES, 2 * TRIES + 13)  # fmt: skip
-DRAWS = 2 * TRIES + 13
+_NOISE = 2 * TRIES + 13
+MOST_CHANNELS = 64
+_GAIN = slice(_NOISE + 1, _NOISE + 1 + MOST_CHANNELS)
+DRAWS = _GAIN.stop
 """Uniform numbers per view. A new kind of draw goes at the end, so that the old ones stay what they are."""
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -40,6 +43,8 @@ def draw(seed: int, epoch: int, step: int, count: int) -> Array:
 class ViewParameters:
     """What is done to each of n pictures. Arrays with leading dimension n; lengths in pixels of the source picture.
 
+    Brightness and contrast are for pictures of any number of channels, saturation, hue and grayscale for RGB.
+
     Attributes:
         top, left, height, width: the crop box, int64.
         flip: left-right flip, bool.
@@ -50,6 +55,9 @@ class ViewParameters:
         grayscale_before, grayscale_after: colours dropped before or after the jitter, bool.
         blur: whether to blur, bool; sigma: its standard deviation in pixels of the view.
         solarize: whether bright pixels are inverted, bool.
+        gain: (n, MOST_CHANNELS) factors around 1, of each channel; (n, 0) for none.
+        noise: standard deviation of the noise on every value, as a share of the full range.
+        noise_key: int64 below 2⁵³, from which all of a view's noise follows (`noise.py`).
     """
 
     top: Array
@@ -68,6 +76,9 @@ class ViewParameters:
     blur: Array
     sigma: Array
     solarize: Array
+    gain: Array
+    noise: Array
+    noise_key: Array
 
     def __len__(self) -> int:
         return len(self.top)
@@ -85,6 +96,7 @@ def parameters(table: Array, heights: int | Array, widths: int | Array, settings
         heights, widths: sizes of the pictures, one for all or (n,).
         settings: the distribution of the views.
     """
+    strength = settings.gain
     top, left, height, width = crop_boxes(table, heights, widths, settings)
     grayscale = table[:, _GRAYSCALE] < settings.grayscale_probability
     never = np.zeros(len(table), dtype=bool)
@@ -105,6 +117,9 @@ def parameters(table: Array, heights: int | Array, widths: int | Array, settings
         blur=table[:, _BLUR] < settings.blur_probability,
         sigma=_between(settings.blur_sigma, table[:, _SIGMA]),
         solarize=table[:, _SOLARIZE] < settings.solarize_probability,
+        gain=1 + strength * (2 * table[:, _GAIN] - 1) if strength else np.ones((len(table), 0)),
+        noise=np.full(len(table), settings.noise),
+        noise_key=(table[:, _NOISE] * 2**53).astype(np.int64),
     )
 
 

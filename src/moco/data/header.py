@@ -1,4 +1,4 @@
-"""What a JPEG file says about itself at its beginning, without decoding it."""
+"""What a JPEG or PNG file says about itself at its beginning, without decoding it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ _ENDS = frozenset((0xD8, 0xD9, 0xDA))  # from here on there is no header
 
 
 class Header(NamedTuple):
-    """Size of a picture in pixels as `decode` returns it, upright; and whether EXIF has it turned or mirrored."""
+    """What a JPEG file says: its size in pixels as `decode` returns it, upright, and how its pixels are meant.
+
+    Attributes:
+        turned: whether EXIF has it turned or mirrored.
+        components: 1 (grayscale), 3 (colour) or 4 (CMYK or YCCK).
+        adobe: whether the file has Adobe's marker, which says that its inks are inverted.
+        depth: bits per component.
+    """
 
     height: int
     width: int
     turned: bool
+    components: int = 3
+    adobe: bool = False
+    depth: int = 8
 
     def reduced(self, reduction: int) -> tuple[int, int]:
         """Height and width after decoding at 1 / reduction."""
@@ -32,26 +42,39 @@ def read_header(data: bytes) -> Header | None:
     """The header of a JPEG file, or None for any other file and for whatever is not plain."""
     if data[:3] != b"\xff\xd8\xff":
         return None
-    orientation, place = 0, 2
+    orientation, place, adobe, found = 0, 2, False, None
     while place + 9 <= len(data):
         if data[place] != 0xFF:
-            return None
+            break
         marker = data[place + 1]
         if marker == 0xFF or marker in _ALONE:  # a byte of filling, or nothing to pass over
             place += 1 if marker == 0xFF else 2
             continue
         if marker in _ENDS:
-            return None
-        if marker in _FRAMES:
+            break
+        if marker in _FRAMES and found is None:
             height, width = (int.from_bytes(data[place + at : place + at + 2], "big") for at in (5, 7))
             if height == 0 or width == 0:  # said at the end of the file, if at all
                 return None
-            return Header(width, height, True) if orientation >= 5 else Header(height, width, orientation > 1)
+            if orientation >= 5:
+                height, width = width, height
+            components = int.from_bytes(data[place + 9 : place + 10], "big")
+            found = Header(height, width, orientation > 1, components, adobe, data[place + 4])
+            if components != 4 or adobe:
+                return found
+        adobe |= marker == 0xEE and data[place + 4 : place + 9] == b"Adobe"
         length = int.from_bytes(data[place + 2 : place + 4], "big")
         if marker == 0xE1 and orientation == 0 and data[place + 4 : place + 10] == b"Exif\0\0":
             orientation = _orientation(data[place + 10 : place + 2 + length])
         place += 2 + length
-    return None
+    return found and found._replace(adobe=adobe)  # of four components, whose marker may come late
+
+
+def read_png_header(data: bytes) -> tuple[int, int, int, int] | None:
+    """Height, width, bits per channel and kind of colour (0 L, 2 RGB, 3 P, 4 LA, 6 RGBA) of a PNG file, or None."""
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR" or len(data) < 26:
+        return None
+    return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"), data[24], data[25]
 
 
 def _orientation(exif: bytes) -> int:

@@ -41,7 +41,7 @@ class Batch:
     Attributes:
         query, key: (n, C, S, S), uint8 on the CPU, or float32 in [0, 1] on the device (way "batch", see there).
         ids: (n,) int64 on the CPU: numbers of the pictures in the source.
-        skipped: (name, reason) of pictures that could not be decoded; the next readable ones stand in for them.
+        skipped: (name, reason) of pictures that could not be decoded; others (`reading.stand_ins`) are in their places.
         rest: what is left to do to query and key (`views.recolour`), or None if they are done.
     """
 
@@ -69,7 +69,7 @@ class ViewStream:
     Args:
         source: where the pictures are.
         query, key: how the two views are made.
-        size: side of a view in pixels; channels: 1 or 3.
+        size: side of a view in pixels; channels: 1, 3, or as many as the pictures have.
         batch_size: pictures per step over all processes.
         seed: together with epoch and step it decides everything.
         workers: processes that make batches; 0 makes them in this process. Way "batch" needs none.
@@ -240,9 +240,20 @@ def resident(source: ArraySource, device: torch.device) -> torch.Tensor:
 
 
 def take(images: torch.Tensor, ids: Array, channels: int, device: torch.device) -> torch.Tensor:
-    """Some of the images (N, H, W, C), on `device` as uint8 (n, channels, H, W)."""
+    """Some of the images (N, H, W, C), on `device` as uint8 (n, channels, H, W).
+
+    Raises UserError where one number of channels does not become the other (`decode` says which do).
+    """
     rows = torch.from_numpy(np.asarray(ids, dtype=np.int64)).to(images.device)
     taken = images[rows].to(device).permute(0, 3, 1, 2)
+    count = taken.shape[1]
+    if count == channels:
+        return taken
+    if channels not in (1, 3) or count > 4:
+        raise UserError(f"the images have {count} channels, and {channels} are wanted: set channels to {count}")
+    if count in (2, 4):  # transparency, on white
+        opacity = taken[:, -1:].to(torch.int32)
+        taken = ((taken[:, :-1] * opacity + 255 * (255 - opacity) + 127) // 255).to(torch.uint8)
     if taken.shape[1] == channels:
         return taken
     if channels == 3:
@@ -322,12 +333,20 @@ def measure_statistics(
     moments = []
     for index in permutation(seed, 0, len(source))[:count]:
         try:
-            moments.append(cv2.meanStdDev(read_pixels(source, int(index), channels)))
+            moments.append(_moments(read_pixels(source, int(index), channels)))
         except Unreadable:
             continue
     if not moments:
-        moments.append(cv2.meanStdDev(readable(source, 0, channels)[0]))
-    means, deviations = np.stack(moments)[:, :, :channels, 0].transpose(1, 0, 2)
+        moments.append(_moments(readable(source, 0, channels)[0]))
+    means, deviations = np.stack(moments).transpose(1, 0, 2)
     mean = means.mean(axis=0)
     variance = (deviations**2 + means**2).mean(axis=0) - mean**2
     return (mean / 255).tolist(), (np.sqrt(variance.clip(min=1)) / 255).tolist()
+
+
+def _moments(pixels: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of each channel, (C,)."""
+    if pixels.shape[2] > 4:  # more than OpenCV takes
+        return pixels.mean(axis=(0, 1)), pixels.std(axis=(0, 1))
+    mean, deviation = cv2.meanStdDev(pixels)
+    return mean[:, 0], deviation[:, 0]

@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from moco.data.colour import MATRIX, STEPS, TURN, ColourSteps, colour_steps
+from moco.data.colour import MATRIX, TURN, ColourSteps, colour_steps
 from moco.data.drawing import BLUR_REACH, LUMINANCE, SOLARIZE_FROM, ViewParameters
+from moco.data.noise import gaussian
 
 Array = np.ndarray[Any, Any]
 
 
 def apply_image(image: Array, view: ViewParameters, index: int, size: int) -> Array:
-    """View `index` of one picture: uint8 (H, W, C) with C = 1 or 3, to uint8 (size, size, C)."""
+    """View `index` of one picture: uint8 (H, W, C) to uint8 (size, size, C)."""
     own = view[index : index + 1]
     box = int(own.top[0]), int(own.left[0]), int(own.height[0]), int(own.width[0])
     pixels = crop_resize(image, *box, size).copy()
@@ -50,20 +51,22 @@ def _resize_between(image: Array, top: float, left: float, height: float, width:
     """A box that begins or ends between pixels, which only Pillow takes."""
     first_row, first_column = math.floor(top), math.floor(left)
     part = image[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
-    picture = Image.fromarray(np.ascontiguousarray(part[:, :, 0] if part.shape[2] == 1 else part))
     top, left = top - first_row, left - first_column
-    resized = picture.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
-    return np.asarray(resized).reshape(size, size, -1)
+    box = (left, top, left + width, top + height)
+    planes = [part] if part.shape[2] == 3 else [part[:, :, channel] for channel in range(part.shape[2])]
+    pictures = [Image.fromarray(np.ascontiguousarray(plane)) for plane in planes]
+    resized = [np.asarray(one.resize((size, size), Image.Resampling.BILINEAR, box=box)) for one in pictures]
+    return resized[0].reshape(size, size, -1) if len(resized) == 1 else np.stack(resized, axis=2)
 
 
 def recolour(stack: Array, view: ViewParameters, steps: ColourSteps, rows: Sequence[int]) -> None:
-    """What comes after the crop: grayscale, colour jitter, blur, solarise, flip. In place.
+    """What comes after the crop: gain, grayscale, colour jitter, blur, solarise, flip, noise. In place.
 
     Args:
         stack: uint8 (n, S, S, C), contiguous.
         view, steps: what was drawn, and its `colour_steps`; picture i takes row rows[i] of them.
     """
-    for step in range(STEPS):
+    for step in range(steps.kind.shape[1]):
         kinds = [steps.kind[row, step] for row in rows]
         turned: dict[tuple[int, bool], list[int]] = {}
         for place, kind in enumerate(kinds):
@@ -93,8 +96,10 @@ def _mix(pixels: Array, matrix: Array) -> None:
     cv2.transform(pixels, matrix, dst=pixels)
 
 
-def mean_luminance(pixels: Array) -> float:
-    """Mean grey level of a uint8 (H, W, C) picture."""
+def mean_luminance(pixels: Array) -> Any:
+    """Mean grey level of a uint8 (H, W, C) picture; for C other than 1 and 3 the mean of each channel, (C,)."""
+    if pixels.shape[2] not in (1, 3):
+        return pixels.mean(axis=(0, 1))
     means = cv2.mean(pixels)
     if pixels.shape[2] == 1:
         return means[0]
@@ -130,7 +135,7 @@ def turn_hue(stack: Array, roll: int, forward: bool, shift: Sequence[float]) -> 
 
 
 def _finish(pixels: Array, view: ViewParameters, row: int) -> None:
-    """Blur, solarise and flip, in place. uint8 (S, S, C)."""
+    """Blur, solarise, flip and noise, in place. uint8 (S, S, C)."""
     if view.blur[row]:
         sigma = float(view.sigma[row])
         if pixels.shape[2] == 3 and (view.grayscale_before[row] or view.grayscale_after[row]):
@@ -142,6 +147,16 @@ def _finish(pixels: Array, view: ViewParameters, row: int) -> None:
         np.subtract(np.uint8(255), pixels, out=pixels, where=pixels >= SOLARIZE_FROM)
     if view.flip[row]:
         cv2.flip(pixels, 1, dst=pixels)
+    if view.noise[row] > 0:
+        add_noise(pixels, float(view.noise[row]), view.noise_key[row : row + 1])
+
+
+def add_noise(pixels: Array, deviation: float, key: Array) -> None:
+    """Gaussian noise of this standard deviation, as a share of the full range, in place. uint8 (S, S, C); key (1,)."""
+    height, width, channels = pixels.shape
+    noise = gaussian(key, pixels.size, torch.device("cpu")).numpy().reshape(channels, height, width)
+    noisy = pixels + noise.transpose(1, 2, 0) * np.float32(255 * deviation)
+    pixels[...] = np.rint(noisy).clip(0, 255)
 
 
 def gaussian_blur(pixels: Array, sigma: float, into: Array | None = None) -> Array:

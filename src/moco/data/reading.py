@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,14 +40,25 @@ def read_pixels(source: Source, index: int, channels: int) -> Array:
         raise Unreadable(sample.name, error.reason) from error
 
 
+def stand_ins(index: int, count: int) -> Iterator[int]:
+    """Picture `index` of `count`, then all others once, in an order that follows from the two.
+
+    Far from each other: damaged files often lie side by side, and should not all be replaced by the same neighbour.
+    """
+    stride = round(count * (math.sqrt(5) - 1) / 2) or 1
+    while math.gcd(stride, count) > 1:
+        stride -= 1
+    return ((index + ahead * stride) % count for ahead in range(count))
+
+
 def readable(source: Source, index: int, channels: int) -> tuple[Array, int, list[tuple[str, str]]]:
-    """Pixels of picture `index`, or of the next one that can be read; its number; (name, reason) of those passed over.
+    """Pixels of picture `index`, or of the first of its `stand_ins` that can be read; its number; (name, reason) of
+    those passed over.
 
     Raises UserError if there is none.
     """
     skipped: list[tuple[str, str]] = []
-    for ahead in range(len(source)):
-        number = (index + ahead) % len(source)
+    for number in stand_ins(index, len(source)):
         try:
             return read_pixels(source, number, channels), number, skipped
         except Unreadable as error:

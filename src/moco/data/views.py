@@ -5,7 +5,8 @@ what will be done to each picture. `apply_image` does it to one picture on the C
 any device; both give the same picture for the same row, within rounding. `recolour` is all of it but the crop.
 
 The operations, in this order, are those of torchvision with the same names: crop-resize (antialiased), grayscale
-(v1), colour jitter in random order, grayscale (v2), Gaussian blur, solarise, left-right flip.
+(v1), colour jitter in random order, grayscale (v2), Gaussian blur, solarise, left-right flip. Before the colours comes
+a gain of each channel by itself, at the end Gaussian noise, where they are asked for.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ L-BFGS. The penalty is chosen on rows of the training set only; the test set is 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +22,15 @@ STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 FEWEST_HELD_OUT = 200
 
 
+@dataclass(frozen=True)
+class Probe:
+    """What a linear probe found: accuracy (0 to 1) on the test rows, its L2 penalty, the class of each row (M,)."""
+
+    accuracy: float
+    strength: float
+    found: Tensor
+
+
 def linear_accuracy(
     train: Tensor,
     train_labels: Tensor,
@@ -30,7 +41,23 @@ def linear_accuracy(
     strengths: tuple[float, ...] = STRENGTHS,
     iterations: int = 100,
 ) -> float:
-    """The share (0 to 1) of test rows that a linear classifier on the features puts into the right class.
+    """The share (0 to 1) of test rows that a linear classifier puts into the right class; see `linear_probe`."""
+    return linear_probe(
+        train, train_labels, test, test_labels, seed=seed, strengths=strengths, iterations=iterations
+    ).accuracy
+
+
+def linear_probe(
+    train: Tensor,
+    train_labels: Tensor,
+    test: Tensor,
+    test_labels: Tensor,
+    *,
+    seed: int = 0,
+    strengths: tuple[float, ...] = STRENGTHS,
+    iterations: int = 100,
+) -> Probe:
+    """Fit a linear classifier to the training features and try it on the test features.
 
     train: (N, D) and test: (M, D), raw features; train_labels: (N,) and test_labels: (M,), classes from 0.
     seed: which rows are held out to choose among `strengths`, the L2 penalties: a tenth of each class, or with few
@@ -54,7 +81,8 @@ def linear_accuracy(
     classes = 1 + int(torch.maximum(train_labels.max(), test_labels.max()))
     path = sorted(strengths, reverse=True)
     best = _choose(train, train_labels, classes, path, seed, iterations) if len(path) > 1 else path[0]
-    return _scores(train, train_labels, test, test_labels, classes, [best], iterations)[0][0]
+    accuracy, _, found = _scores(train, train_labels, test, test_labels, classes, [best], iterations)[0]
+    return Probe(accuracy, best, found)
 
 
 def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
@@ -89,7 +117,7 @@ def _choose(features: Tensor, labels: Tensor, classes: int, path: list[float], s
             continue
         shown = ~held
         scores = _scores(features[shown], labels[shown], features[held], labels[held], classes, path, iterations)
-        for total, (accuracy, loss) in zip(totals, scores, strict=True):
+        for total, (accuracy, loss, _) in zip(totals, scores, strict=True):
             total[0] += accuracy * int(held.sum())
             total[1] -= loss * int(held.sum())
     return path[max(range(len(path)), key=lambda index: totals[index])]
@@ -114,8 +142,8 @@ def _scores(
     classes: int,
     path: list[float],
     iterations: int,
-) -> list[tuple[float, float]]:
-    """Accuracy and mean loss on the test rows for each penalty of `path`, strongest first."""
+) -> list[tuple[float, float, Tensor]]:
+    """Accuracy and mean loss on the test rows, and their classes, for each penalty of `path`, strongest first."""
     shift, scale = _standard(train)
     train, test = (train - shift) / scale, (test - shift) / scale
     weight = train.new_zeros(classes, train.shape[1])
@@ -124,8 +152,9 @@ def _scores(
     for strength in path:
         weight, bias = _fit(train, train_labels, weight, bias, strength, iterations)
         logits = F.linear(test, weight, bias)
-        accuracy = (logits.argmax(dim=1) == test_labels).double().mean()
-        scores.append((float(accuracy), float(F.cross_entropy(logits, test_labels))))
+        found = logits.argmax(dim=1)
+        accuracy = float((found == test_labels).double().mean())
+        scores.append((accuracy, float(F.cross_entropy(logits, test_labels)), found))
     return scores
 
 

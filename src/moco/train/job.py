@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from moco.contrast.moco import MomentumContrast
+from moco.data.bad_files import BadFiles
 from moco.data.loader import ViewStream
 from moco.errors import UserError
 from moco.settings import RunSettings
@@ -20,7 +21,7 @@ from moco.train.lock import RunLock
 from moco.train.memory import keep_freed_memory
 from moco.train.optim import sgd
 from moco.train.parallel import Processes
-from moco.train.run import Run
+from moco.train.run import SKIPPED, Run
 from moco.train.window import Window
 
 Monitor = Callable[[nn.Module], dict[str, float]]
@@ -51,12 +52,12 @@ class Job:
     writer: Writer | None = None
     lock: RunLock | None = None
     first_step: int = 0
-    skipped: set[str] = field(default_factory=set)
     optimizer: torch.optim.SGD = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)
     guard: FiniteGuard = field(init=False)
     window: Window = field(init=False)
     saver: BackgroundSaver = field(init=False)
+    bad_files: BadFiles = field(init=False)
 
     def __post_init__(self) -> None:
         device = self.processes.device
@@ -71,6 +72,8 @@ class Job:
             fused=self.optimizer.defaults["fused"],
             every_step=device.type != "cuda" or self.settings.on_nan != "stop",
         )
+        self.bad_files = BadFiles(len(self.stream.source), self.settings.max_bad, where=f"{self.run.path}/{SKIPPED}")
+        self.bad_files.add(self.run.skipped())
         self.window = Window(self.settings.batch_size, self.model.chance_loss)
         self.saver = BackgroundSaver(lambda state: self.run.save(state, self.settings.keep_checkpoints), self.say)
 

@@ -56,7 +56,7 @@ def train(job: Job) -> None:
             began = time.monotonic()
             batch = next(batches)
             waited = waiting.counted(time.monotonic() - began)
-            _note_skipped(job, batch)
+            _note_skipped(job, batch, step + 1)
             rate = learning_rate(step, per_epoch, settings)
             done, line = step + 1, None
             end_of_epoch = done % per_epoch == 0
@@ -176,11 +176,12 @@ def _stopping(job: Job, asked: bool, done: int) -> bool:
     return bool(gather_rows(torch.tensor([asked], device=job.processes.device)).any())
 
 
-def _note_skipped(job: Job, batch: Batch) -> None:
-    for name, reason in batch.skipped:
-        if name not in job.skipped:
-            job.skipped.add(name)
-            job.run.skip(name, reason)
+def _note_skipped(job: Job, batch: Batch, done: int) -> None:
+    """Write pictures down that could not be read. Raises UserError where there are too many."""
+    for name, reason in job.bad_files.add(batch.skipped):
+        job.run.skip(name, reason)
+    if batch.skipped:
+        job.bad_files.check(seen=done * job.settings.batch_size // job.processes.world)
 
 
 def _write_line(job: Job, line: dict[str, float]) -> None:

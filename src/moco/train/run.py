@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,14 @@ class Run:
         """Note a picture that could not be read."""
         self._note(SKIPPED, ("name", "reason"), (name, reason))
 
+    def skipped(self) -> list[tuple[str, str]]:
+        """The pictures that could not be read so far, with the reason."""
+        try:
+            with (self.path / SKIPPED).open(encoding="utf-8", newline="", errors="backslashreplace") as file:
+                return [(row[0], row[1]) for row in csv.reader(file) if len(row) == 2][1:]
+        except OSError:
+            return []
+
     def warn(self, step: int, text: str) -> None:
         """Note a warning about the training."""
         self._note(WARNINGS, ("step", "warning"), (str(step), text))
@@ -145,6 +154,13 @@ class Run:
             if file.tell() == 0:
                 file.write(",".join(header) + "\n")
             csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values)
+
+
+class NoRun(Run):
+    """Stands in for a run folder where a training is only measured: nothing is written or read."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.devnull)
 
 
 def _write_settings(path: Path, settings: RunSettings) -> None:

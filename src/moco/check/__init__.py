@@ -1,0 +1,132 @@
+"""`moco check`: look at every picture of a data set before hours are spent on it.
+
+The job as a story: a source → every picture read and decoded, by all cores → counts, bad files, duplicates → settings
+that fit → table, words, JSON, and a list of the good files.
+
+>>> found = moco.check.check("photos/")
+>>> found.unreadable
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from moco.check.display import show, words
+from moco.check.examine import Findings
+from moco.check.fix_list import write_list
+from moco.check.pool import examine_all
+from moco.check.report import Report, add_failures, report
+from moco.data.sources import ArraySource, Source, open_source
+from moco.errors import UserError
+
+__all__ = ["Report", "check", "run_check"]
+
+IN_PROCESS_BYTES = 2**30
+"""Arrays up to this size are looked at in this process: that takes less time than starting others."""
+
+
+def run_check(
+    data: str, *, labels: str = "auto", workers: int | None = None, json_file: str = "", fix_list: str = ""
+) -> Report:
+    """Check a data set, and show what was found: the verb `moco check`.
+
+    json_file: file for the report ("-": standard output, and nothing else there). fix_list: file for the paths of the
+    readable pictures without exact repetitions, one a line, which `moco pretrain` takes.
+
+    Raises UserError for data that cannot be opened, and where a file cannot be written.
+    """
+    for flag, name in (("--json", json_file), ("--fix-list", fix_list)):
+        path = Path(name)
+        if name not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UserError(f"{flag} {path}: cannot write there; name a file in a folder that exists")
+    if fix_list == "-" or (fix_list and Path(fix_list).suffix.lower() != ".txt"):
+        raise UserError(f"--fix-list {fix_list}: name a .txt file, which `moco pretrain` reads as a list of paths")
+    if not data:
+        raise UserError("no data: name a folder of images, a list, a .npz … (see moco check --help)")
+    console = Console(soft_wrap=True, stderr=json_file == "-")
+    source = open_source(data, labels)
+    found = _checked(data, source, workers, console)
+    show(found, console)
+    if fix_list:
+        left_out = write_list(Path(fix_list), source, found.good)
+        console.print(f"{fix_list}: {len(found.good) - left_out:,} paths", highlight=False, markup=False)
+        if left_out:
+            console.print(f"{left_out} readable files have a line break in their name: no list can hold them")
+    text = json.dumps(found.as_dict() | {"verdict": words(found)}, indent=2) + "\n"
+    if json_file == "-":
+        print(text, end="")
+    elif json_file:
+        try:
+            Path(json_file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--json {json_file}: {error.strerror}") from error
+    return found
+
+
+def check(
+    data: str | Path | np.ndarray[Any, Any] | torch.Tensor | Any,
+    *,
+    labels: Any = "auto",
+    workers: int | None = None,
+    start_method: str | None = None,
+    console: Console | None = None,
+) -> Report:
+    """Read every picture of a data set and say what was found. Nothing is written.
+
+    Args:
+        data, labels: as for `open_source`.
+        workers: processes that read and decode; by default one for each core. 0: none, so that a picture that crashes
+            the decoder ends this process.
+        start_method: of multiprocessing, see `examine_all`.
+        console: shows the progress if it is a terminal.
+
+    Raises UserError for data that cannot be opened.
+    """
+    source = open_source(data, labels)
+    name = os.fspath(data) if isinstance(data, str | os.PathLike) else f"the {type(data).__name__}"
+    return _checked(name, source, workers, console, start_method)
+
+
+def _checked(
+    name: str, source: Source, workers: int | None, console: Console | None, start_method: str | None = None
+) -> Report:
+    began = time.monotonic()
+    if workers is None:
+        tiny = isinstance(source, ArraySource) and source.images.nbytes <= IN_PROCESS_BYTES
+        workers = 0 if tiny else _cores()
+    parts = list(_shown_progress(examine_all(source, workers, start_method), len(source), console))
+    found = report(name, source, parts)
+    add_failures(found, parts)
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _shown_progress(parts: Iterator[Findings], total: int, console: Console | None) -> Iterator[Findings]:
+    columns = (
+        TextColumn("checking"), BarColumn(None), MofNCompleteColumn(), TextColumn("{task.description}"),
+        TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    hidden = console is None or not console.is_terminal
+    bad = 0
+    # No thread of its own: processes are forked beside it.
+    with Progress(*columns, console=console, transient=True, disable=hidden, auto_refresh=False) as progress:
+        task = progress.add_task("", total=total)
+        for part in parts:
+            bad += len(part.bad)
+            text = f"{bad:,} unreadable" if bad else ""
+            progress.update(task, advance=len(part.ids) + len(part.bad), description=text, refresh=True)
+            yield part

@@ -1,0 +1,159 @@
+"""What a user may choose in `moco eval` and `moco health`: a class a verb, one field = one flag. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from moco.errors import UserError
+from moco.settings import check_names, explain
+
+Auto = Literal["auto"]
+Count = Annotated[int, Field(gt=0)]
+
+
+class InspectSettings(BaseModel):
+    """Pictures and machine"""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    data: str = Field("", description="pictures, whatever moco pretrain takes (default: those of the run)")
+    images: Count | None = Field(None, description="use at most so many of the pictures, drawn with the seed")
+    out: str = Field("", description="write the figures into this folder (default: RUN/eval; for a timm name none)")
+    seed: int = Field(0, ge=0, lt=2**32, description="of splits, draws, views and probes")
+    device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the backbone")
+    workers: int = Field(0, ge=0, description="processes that decode pictures")
+
+
+class EvaluationSettings(InspectSettings):
+    """What is compared"""
+
+    test: str = Field("", description="test pictures (default: a part of the data is set aside, drawn with the seed)")
+    test_labels: str = Field("auto", description="labels of the test pictures, as for --labels")
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="part of each class that is set aside where no test pictures are given"
+    )
+    baseline: bool = Field(True, description="show the untrained network, and raw pixels of small pictures, beside it")
+    pretrained: bool = Field(
+        False, description="for a timm name: its published weights, where they are on this machine already"
+    )
+    image_size: Count | None = Field(None, description="for a timm name: side of a picture in pixels")
+
+
+class LabelSettings(BaseModel):
+    """Labels"""
+
+    labels: str = Field(
+        "",
+        description="labels of the data: auto (those that come with it), folder (first folder level), none, or a .npy "
+        "file (default: as in the run, else auto)",
+    )
+
+    @property
+    def label_source(self) -> str:
+        """Where the labels of the data come from; empty: as in the run."""
+        return self.labels
+
+
+class KnnSettings(EvaluationSettings, LabelSettings):
+    """Nearest neighbours"""
+
+    k: Count = Field(200, description="neighbours that vote; never more than there are pictures")
+    temperature: float = Field(0.07, gt=0, description="τ of the weights exp(similarity / τ)")
+
+
+class LinearSettings(EvaluationSettings, LabelSettings):
+    """Linear probe"""
+
+    protocol: Literal["fast", "paper"] = Field(
+        "fast",
+        description="fast: features once, logistic regression, L2 penalty chosen by cross-validation; paper: SGD on "
+        "random crops and flips with the backbone frozen",
+    )
+    lr: Auto | Annotated[float, Field(gt=0)] = Field(
+        30.0, description="paper: learning rate; 30 suits features of ImageNet scale, auto searches on a held-out part"
+    )
+    epochs: Count = Field(100, description="paper: passes over the data; the rate is divided by 10 at 60 and 80 %")
+    batch_size: Count = Field(256, description="paper: pictures per step")
+
+
+class FewShotSettings(EvaluationSettings):
+    """Few labels"""
+
+    labels: tuple[str, ...] = Field(
+        (),
+        description="percentages of the labels to learn from, such as 1% 10%; and, where needed, where the labels "
+        "come from, as for the other evaluations (auto, folder or a .npy file)",
+    )
+    shots: tuple[Count, ...] = Field((), description="labels per class to learn from, such as 1 5 10")
+    draws: Count = Field(5, description="how often labels are drawn; mean and standard deviation are shown")
+    scratch: bool = Field(False, description="train the same network from scratch on the same labels as well")
+    scratch_steps: Count = Field(1000, description="optimiser steps of that training")
+    scratch_lr: float = Field(0.05, gt=0, description="learning rate of that training, at a batch of 64")
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Parts of the labels, above 0 and below 1."""
+        return tuple(float(word[:-1]) / 100 for word in self.labels if word.endswith("%"))
+
+    @property
+    def label_source(self) -> str:
+        """Where the labels of the data come from; empty: as in the run."""
+        return next((word for word in self.labels if not word.endswith("%")), "")
+
+    @model_validator(mode="after")
+    def _something(self) -> FewShotSettings:
+        try:
+            shares = self.shares
+        except ValueError:
+            raise ValueError(f"labels takes percentages such as 1% 10%, not {' '.join(self.labels)}") from None
+        if len(self.labels) - len(shares) > 1:
+            raise ValueError(f"labels takes percentages such as 1% 10%, not {' '.join(self.labels)}")
+        if not all(0 < share < 1 for share in shares):
+            raise ValueError(f"labels takes percentages above 0 and below 100, not {' '.join(self.labels)}")
+        if bool(shares) == bool(self.shots):
+            raise ValueError("name how many labels: either --labels 1% 10% or --shots 1 5 10 (per class)")
+        return self
+
+
+class RetrievalSettings(EvaluationSettings, LabelSettings):
+    """Retrieval"""
+
+    by: Literal["auto", "label", "view"] = Field(
+        "auto", description="what counts as found: pictures of the same label, or the other view of the same picture"
+    )
+    recall: tuple[Count, ...] = Field((1, 5, 10), description="recall at so many neighbours")
+
+
+class HealthSettings(InspectSettings, LabelSettings):
+    """Health"""
+
+    images: Count | None = Field(2048, description="pictures that are looked at, drawn with the seed")
+
+
+TASKS: dict[str, type[EvaluationSettings]] = {
+    "knn": KnnSettings,
+    "linear": LinearSettings,
+    "fewshot": FewShotSettings,
+    "retrieval": RetrievalSettings,
+}
+
+
+_Kind = TypeVar("_Kind", bound=InspectSettings)
+
+
+def inspection(kind: type[_Kind], given: Mapping[str, Any]) -> _Kind:
+    """The settings of a verb from what was given. Raises UserError with one line for the first mistake."""
+    check_names(given, kind.model_fields, "setting")
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        raise UserError(explain(error)) from error

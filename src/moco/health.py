@@ -1,0 +1,317 @@
+"""`moco health`: is the run learning, and is it sound? Each figure with a verdict, the reason and what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor, nn
+
+from moco import __version__
+from moco.contrast.moco import MomentumContrast
+from moco.data.device import place
+from moco.data.loader import ViewStream
+from moco.data.sources import ArraySource
+from moco.errors import UserError
+from moco.evaluate import findings as judge
+from moco.evaluate.contrast_probe import ViewPairs, batch_leak, encode_pairs, normalises_batches, query_figures
+from moco.evaluate.features import encode
+from moco.evaluate.findings import Finding, Verdict
+from moco.evaluate.label_free import alignment, effective_rank, feature_spread, retrieval, uniformity
+from moco.evaluate.pictures import Part, open_part
+from moco.evaluate.staleness import key_drift
+from moco.evaluate.subject import Where, checkpoint_of, load_run, locate
+from moco.evaluation import is_text, opened_data, write_figures
+from moco.evaluation_settings import HealthSettings, inspection
+from moco.pretraining import build_model, build_stream
+from moco.settings import RunSettings
+from moco.train.parallel import Processes, find_device
+from moco.train.run import Run
+
+HASHED = 20_000
+"""Pictures of an array that are looked through for duplicates; of other data, those that are looked at anyway."""
+FOUND_AMONG = 1000
+"""Pictures among which an untrained network looks for the other view."""
+OTHER_PICTURES = 0.5
+"""Cosine of the newest keys with their re-encodings below which pictures that were named are not those of the run."""
+ASSUMED_GROUP = 32
+"""Pictures per batch norm group of a run of several processes, whose number it does not note."""
+STYLES: dict[Verdict, str] = {"good": "green", "watch": "yellow", "bad": "red"}
+
+
+@dataclass(frozen=True)
+class Health:
+    """What was found. verdict: the worst one. notes: what could not be looked at. path: where the JSON is."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    path: Path | None
+
+
+@dataclass
+class _Patient:
+    """A run with its model and some view pairs of its pictures."""
+
+    run: Run
+    settings: RunSettings
+    model: MomentumContrast
+    part: Part
+    pairs: ViewPairs
+    device: torch.device
+    own_data: bool
+    images: int
+    given: HealthSettings
+    where: Where
+    notes: list[str] = field(default_factory=list)
+
+
+def health(
+    subject: str | Path | Run, data: Any = None, *, labels: Any = None, quiet: bool = False, **given: Any
+) -> Health:
+    """Examine a run and return the findings; print a table and write eval/health.json, as `moco health` does.
+
+    subject: a run (folder or `moco.Run`), or a checkpoint file in one. data: pictures, whatever `moco.pretrain` takes;
+    by default those of the run (where they are not, keys are not checked for their age). given: fields of
+    `HealthSettings`. quiet: print nothing. Nothing of the run changes, its queue included.
+
+    Raises UserError for anything wrong with run, data or settings.
+    """
+    named = {"data": data, "labels": labels}
+    settings = inspection(HealthSettings, given | {name: str(value) for name, value in named.items() if is_text(value)})
+    where = locate(subject)
+    if where.run is None:
+        raise UserError(f"health is about a pre-training run: {where.name} is a timm model")
+    patient = _admit(where, settings, data, labels)
+    found = _examine(patient)
+    folder = Path(settings.out).expanduser() if settings.out else where.run.path / "eval"
+    name = "health" + (f"-{where.checkpoint.stem}" if where.checkpoint is not None else "")
+    details = {
+        "subject": where.name,
+        "step": patient.model.step,
+        "moco": __version__,
+        "torch": torch.__version__,
+        "settings": json.loads(settings.model_dump_json()),
+        "verdict": judge.worst(found),
+        "findings": [asdict(finding) for finding in found],
+        "notes": patient.notes,
+    }
+    path = write_figures(folder, name, details, {})
+    result = Health(judge.worst(found), tuple(found), tuple(patient.notes), path)
+    if not quiet:
+        show(result, Console(soft_wrap=True))
+    return result
+
+
+def _admit(where: Where, given: HealthSettings, data: Any, labels: Any) -> _Patient:
+    """Load the run and draw view pairs from the pictures."""
+    assert where.run is not None
+    device = find_device(given.device)
+    state: dict[str, Any] = checkpoint_of(where)
+    settings, notes = where.run.settings, []
+    rows = settings.batch_size // settings.accumulate
+    if settings.shuffle_bn and settings.bn_groups == 1:
+        groups = max(rows // ASSUMED_GROUP, 2)
+        notes.append(f"a run of several processes: taken as {groups} groups of batch norm")
+        settings = settings.model_copy(update={"bn_groups": groups})
+    opened, label_text = opened_data(where, given.data, data, given.label_source, labels)
+    part = open_part(opened, label_text, needed=False, most=given.images, seed=given.seed)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(settings)
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as error:
+        raise UserError(f"{where.name} does not fit its settings: {str(error).splitlines()[0]}") from error
+    model.to(device).to(memory_format=torch.channels_last).eval()
+    if len(part) < 4:
+        raise UserError(f"{part.name} has {len(part)} pictures: four or more are needed")
+    # Other pictures say nothing about which keys of the queue are of the same picture.
+    own_data = (data is None and not given.data) or len(part.source) == state["images"]
+    pairs = _view_pairs(part, settings, min(rows, len(part) // 2), given, device, own_data)
+    return _Patient(where.run, settings, model, part, pairs, device, own_data, len(part.source), given, where, notes)
+
+
+def _view_pairs(
+    part: Part, settings: RunSettings, rows: int, given: HealthSettings, device: torch.device, own_data: bool
+) -> ViewPairs:
+    source = part.as_source()
+    small = isinstance(source, ArraySource) and max(source.images.shape[1:3]) <= 96
+    stream = ViewStream(
+        source, query=settings.query_views, key=settings.key_views, size=settings.image_size,
+        channels=settings.channels, batch_size=rows, seed=given.seed + 1, workers=given.workers,
+        way="batch" if small else "image", device=device,
+    )  # fmt: skip
+    batches = [place(batch, torch.device("cpu")) for batch in stream.run(0, stream.steps_per_epoch)]
+    indices = torch.from_numpy(part.indices) if own_data else torch.full((len(part),), -2)
+    return ViewPairs(
+        [batch.query for batch in batches],
+        [batch.key for batch in batches],
+        [indices[batch.ids] for batch in batches],
+        settings.mean,
+        settings.std,
+    )
+
+
+def _examine(patient: _Patient) -> list[Finding]:
+    broken = [
+        name
+        for name, tensor in patient.model.state_dict().items()
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all()
+    ]
+    if broken:
+        patient.notes.append("nothing else was looked at, since weights are no numbers")
+        return [judge.finite_finding(broken)]
+    return [
+        *_contrast(patient),
+        *_features(patient),
+        *_stale(patient),
+        _duplicates(patient),
+        _augmentation(patient),
+        *_records(patient),
+    ]
+
+
+def _contrast(patient: _Patient) -> list[Finding]:
+    """Loss, batch norm leak, negatives and temperature: queries against the queue as it is."""
+    model, settings = patient.model, patient.settings
+    encoded = encode_pairs(
+        model, patient.pairs, groups=settings.bn_groups, shuffled=settings.shuffle_bn, seed=patient.given.seed
+    )
+    queue = model.dictionary
+    random = int((queue.births < 0).sum())
+    if random:
+        patient.notes.append(f"{random} of {len(queue)} keys in the queue are still the random ones it began with")
+    figures = query_figures(
+        encoded.query, encoded.as_trained, queue.keys.cpu(), model.temperature, encoded.ids, queue.ids.cpu()
+    )
+    loss, chance = float(figures.loss.mean()), model.chance_loss
+    epochs = model.step * settings.batch_size / max(patient.images, 1)
+    found = [judge.loss_finding(loss, chance, epochs)]
+    if normalises_batches(model):
+        leak = batch_leak(model, encoded)
+        found.append(judge.leak_finding(leak, loss, chance, shuffled=settings.shuffle_bn, groups=settings.bn_groups))
+    else:
+        found.append(
+            Finding("batch norm leak", "no batch norm", "good", "nothing in the encoder sees the batch", "", {})
+        )
+    own = float(figures.own.mean())
+    found.append(judge.negatives_finding(float(figures.above.mean()), own, len(queue), patient.images))
+    found.append(judge.temperature_finding(float(figures.hardest.mean()), model.temperature))
+    return found
+
+
+def _encode(patient: _Patient, network: nn.Module, views: list[Tensor] | Any) -> Tensor:
+    return encode(
+        network, views, mean=patient.settings.mean, std=patient.settings.std, device=patient.device,
+        precision=patient.given.precision,
+    )  # fmt: skip
+
+
+def _features(patient: _Patient) -> list[Finding]:
+    """Collapse, rank, alignment and uniformity, in eval mode."""
+    first = _encode(patient, patient.model.query_encoder, patient.pairs.query)
+    second = _encode(patient, patient.model.query_encoder, patient.pairs.key)
+    backbone = _encode(patient, patient.model.backbone, patient.pairs.query)
+    unit = nn.functional.normalize(first, dim=1).double()
+    count = len(unit)
+    cosine = float((unit.sum(0).square().sum() - count) / (count * (count - 1)))
+    deviation = backbone.std(0)
+    dead = float((deviation < 0.01 * deviation.mean()).double().mean())
+    return [
+        judge.spread_finding(feature_spread(first), cosine),
+        judge.rank_finding(effective_rank(backbone), dead, backbone.shape[1]),
+        judge.alignment_finding(alignment(first, second), uniformity(first)),
+    ]
+
+
+def _stale(patient: _Patient) -> list[Finding]:
+    """Queued keys against their re-encodings; only where the pictures are those of the run."""
+    settings = patient.settings
+    if not patient.own_data or len(patient.part.source) < settings.batch_size:
+        patient.notes.append("stale keys were not looked at: that needs the pictures that the run was trained on")
+        return []
+    way = settings.views if isinstance(patient.part.source, ArraySource) or settings.views != "batch" else "image"
+    stream = build_stream(
+        settings.model_copy(update={"workers": 0, "views": way}),
+        patient.part.source,
+        Processes(0, 1, patient.device),
+    )
+    drift = key_drift(
+        patient.model, lambda step: place(stream.batch(step), patient.device), mean=settings.mean, std=settings.std,
+        accumulate=settings.accumulate,
+    )  # fmt: skip
+    explicit = bool(patient.given.data) or not settings.data
+    if not drift or (explicit and min(drift, key=lambda step: step.age).similarity < OTHER_PICTURES):
+        patient.notes.append("stale keys were not looked at: these are not the pictures that the run was trained on")
+        return []
+    return [judge.stale_finding(drift, settings.momentum)]
+
+
+def _duplicates(patient: _Patient) -> Finding:
+    """Exact copies among the pictures: of an array by its rows, else by the pictures as they are looked at."""
+    source = patient.part.source
+    if isinstance(source, ArraySource):
+        chosen = np.random.default_rng(patient.given.seed).permutation(len(source))[:HASHED]
+        contents: Any = (np.ascontiguousarray(source.images[index]).tobytes() for index in chosen)
+        count = len(chosen)
+    else:
+        contents = (_bytes(source[int(index)].image) for index in patient.part.indices)
+        count = len(patient.part)
+    seen: dict[bytes, int] = {}
+    for content in contents:
+        key = hashlib.blake2b(content, digest_size=16).digest()
+        seen[key] = seen.get(key, 0) + 1
+    copies = sum(number for number in seen.values() if number > 1)
+    return judge.duplicates_finding(copies / count, count)
+
+
+def _bytes(image: bytes | np.ndarray[Any, Any]) -> bytes:
+    return image if isinstance(image, bytes) else np.ascontiguousarray(image).tobytes()
+
+
+def _augmentation(patient: _Patient) -> Finding:
+    """Does a network that has learned nothing find the other view?"""
+    untrained = load_run(patient.where).untrained
+    assert untrained is not None
+    network = untrained(None).to(patient.device).to(memory_format=torch.channels_last)
+    first, second = (
+        _encode(patient, network, torch.cat(list(views))[:FOUND_AMONG].split(256))
+        for views in (patient.pairs.query, patient.pairs.key)
+    )
+    return judge.augmentation_finding(retrieval(first, second), 1 / len(first))
+
+
+def _records(patient: _Patient) -> list[Finding]:
+    """What the run wrote down itself: waiting for data, gradient norms."""
+    lines = patient.run.metrics()
+    waits = [line["data_wait"] for line in lines[-50:] if "data_wait" in line]
+    found = [judge.data_wait_finding(median(waits))] if waits else []
+    last: dict[str, Any] = next((line for line in reversed(lines) if any("gradient_norm/" in key for key in line)), {})
+    norms = {key.removeprefix("gradient_norm/"): float(value) for key, value in last.items() if "gradient_norm/" in key}
+    return [*found, judge.gradient_finding(norms)] if norms else found
+
+
+def show(found: Health, console: Console) -> None:
+    """Print the findings, the worst first."""
+    shown = Table(title=f"health: {found.verdict}")
+    for column in ("figure", "value", "verdict", "why, and what to do"):
+        shown.add_column(column, overflow="fold")
+    order = list(STYLES)
+    for finding in sorted(found.findings, key=lambda finding: -order.index(finding.verdict)):
+        style = STYLES[finding.verdict]
+        why = finding.reason + (f". Do: {finding.advice}" if finding.advice else "")
+        shown.add_row(escape(finding.name), escape(finding.value), f"[{style}]{finding.verdict}[/{style}]", escape(why))
+    console.print(shown)
+    for note in found.notes:
+        console.print(f"note: {note}", highlight=False, markup=False)
+    if found.path is not None:
+        console.print(f"figures: {found.path}", highlight=False, markup=False)

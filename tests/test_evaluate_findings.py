@@ -1,0 +1,88 @@
+"""Verdicts: hand-made figures on either side of every bound."""
+
+import math
+
+import pytest
+
+from moco.evaluate import findings as judge
+from moco.evaluate.contrast_probe import Leak
+from moco.evaluate.staleness import Drift
+
+CHANCE = math.log(65_537)
+
+
+def leak(gap, error=0.004, most=None):
+    return Leak(0.7, 0.6, 0.65, gap, error, gap if most is None else most)
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"),
+    [
+        (judge.loss_finding(6.9, CHANCE, 200), "good"),  # where v2 ends on ImageNet
+        (judge.loss_finding(10.5, CHANCE, 200), "watch"),
+        (judge.loss_finding(11.09, CHANCE, 200), "bad"),
+        (judge.loss_finding(11.09, CHANCE, 1), "watch"),  # it has hardly begun
+        (judge.loss_finding(math.nan, CHANCE, 1), "bad"),
+        (judge.spread_finding(0.95, 0.0), "good"),
+        (judge.spread_finding(0.3, 0.5), "watch"),
+        (judge.spread_finding(0.01, 1.0), "bad"),
+        (judge.spread_finding(0.9, 0.97), "bad"),
+        (judge.rank_finding(70, 0.0, 128), "good"),
+        (judge.rank_finding(3, 0.0, 128), "watch"),
+        (judge.rank_finding(1.0, 0.0, 128), "bad"),
+        (judge.rank_finding(70, 0.6, 128), "watch"),
+        (judge.alignment_finding(0.3, -3.7), "good"),
+        (judge.alignment_finding(1.2, -3.7), "watch"),
+        (judge.alignment_finding(2.0, -3.9), "bad"),  # the views have nothing in common
+        (judge.alignment_finding(0.0, 0.0), "bad"),  # one point
+        (judge.leak_finding(leak(0.08), 2.3, 8.3, shuffled=False, groups=1), "bad"),
+        (judge.leak_finding(leak(0.008), 2.3, 8.3, shuffled=False, groups=1), "good"),  # two standard errors
+        (judge.leak_finding(leak(0.02), 2.3, 8.3, shuffled=False, groups=1), "watch"),  # sure, but small
+        (judge.leak_finding(leak(0.08, most=0.5), 2.3, 8.3, shuffled=True, groups=8), "good"),
+        (judge.leak_finding(leak(-0.08), 2.3, 8.3, shuffled=False, groups=8), "good"),
+        (judge.stale_finding([Drift(16, 0.99, 256), Drift(1, 1.0, 256)], 0.99), "good"),
+        (judge.stale_finding([Drift(16, 0.8, 256), Drift(1, 1.0, 256)], 0.99), "watch"),
+        (judge.stale_finding([Drift(16, 0.2, 256), Drift(1, 1.0, 256)], 0.0), "bad"),
+        (judge.negatives_finding(0.01, 0.1, 4096, 60_000), "good"),
+        (judge.negatives_finding(0.01, 6.5, 65_536, 10_000), "watch"),
+        (judge.negatives_finding(0.2, 0.1, 4096, 60_000), "watch"),
+        (judge.negatives_finding(0.5, 0.1, 4096, 60_000), "bad"),
+        (judge.duplicates_finding(0.0, 2000), "good"),
+        (judge.duplicates_finding(0.1, 2000), "watch"),
+        (judge.duplicates_finding(0.5, 2000), "bad"),
+        (judge.temperature_finding(0.5, 0.1), "good"),
+        (judge.temperature_finding(0.01, 10), "watch"),
+        (judge.temperature_finding(1.0, 0.001), "watch"),
+        (judge.augmentation_finding(0.05, 0.001), "good"),
+        (judge.augmentation_finding(0.99, 0.001), "watch"),
+        (judge.augmentation_finding(0.001, 0.001), "watch"),
+        (judge.data_wait_finding(0.02), "good"),
+        (judge.data_wait_finding(0.6), "watch"),
+        (judge.gradient_finding({"stem": 0.1, "head": 2.0}), "good"),
+        (judge.gradient_finding({"stem": 0.0, "head": 2.0}), "watch"),
+        (judge.gradient_finding({"stem": math.nan, "head": 2.0}), "bad"),
+        (judge.finite_finding([]), "good"),
+        (judge.finite_finding(["queue"]), "bad"),
+    ],
+)
+def test_verdicts(finding, verdict):
+    assert finding.verdict == verdict
+    assert bool(finding.advice) == (verdict != "good")
+    assert finding.reason
+    assert "\n" not in finding.value + finding.reason + finding.advice
+
+
+def test_the_worst_verdict_counts():
+    good, watch, bad = (judge.loss_finding(loss, CHANCE, 200) for loss in (5.0, 10.5, 11.09))
+    assert judge.worst([good, bad, watch]) == "bad"
+    assert judge.worst([good, watch]) == "watch"
+    assert judge.worst([]) == "good"
+
+
+def test_advice_says_what_to_set():
+    unsplit = judge.leak_finding(leak(0.1), 2.3, 8.3, shuffled=False, groups=1)
+    split = judge.leak_finding(leak(0.1), 2.3, 8.3, shuffled=False, groups=8)
+    assert "--bn-groups 8 --shuffle-bn true" in unsplit.advice
+    assert split.advice == "train with --shuffle-bn true"
+    assert "--momentum 0.9975" in judge.stale_finding([Drift(16, 0.3, 256)], 0.99).advice
+    assert "--queue-size 4096" in judge.negatives_finding(0.01, 6.5, 65_536, 10_000).advice
