@@ -1,4 +1,4 @@
-"""Queries and keys on fresh batches: figures query by query against the dense loss, and a model that leaks by design."""
+"""Queries and keys on fresh batches: figures query by query against the dense loss; models that leak by design."""
 
 import math
 

@@ -20,9 +20,8 @@ def encode_in_groups(encoder: nn.Module, x: Tensor, groups: int) -> Tensor:
     """Encode `groups` parts of a batch one after the other, so that each is normalised by itself.
 
     x: (N, …) → (N, C). Parts are consecutive rows; their sizes differ by one where N does not divide. In effect this
-    is `groups` devices with a small batch each, for batch norm of any class; and the smaller parts stay in the
-    processor's cache, where splitting inside each layer would copy them. The running statistics move as much as by
-    one batch, towards the mean of the groups' statistics.
+    is `groups` devices with a small batch each, for batch norm of any class, and no layer is replaced. The running
+    statistics move as much as by one batch, towards the mean of the groups' statistics.
     """
     # Without a momentum, a layer's statistics are plain averages over all its batches: nothing to weigh.
     layers = [

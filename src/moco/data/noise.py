@@ -23,7 +23,7 @@ _OTHER = 0x9E3779B9  # any number that is not 0
 def gaussian(keys: Array, count: int, device: torch.device) -> torch.Tensor:
     """Standard normal numbers (n, count), float32 on `device`: row i follows from keys[i] alone.
 
-    keys: (n,) int64, from 0 to 2⁵³ − 1. The first numbers of a row do not depend on `count`, if that is even.
+    keys: (n,) int64, from 0 to 2⁵³ − 1. The first numbers of a row do not depend on `count`.
     """
     key = torch.from_numpy(np.ascontiguousarray(keys)).to(device)[:, None]
     first = _hash(key & _LOW)
