@@ -269,6 +269,8 @@ def test_what_the_command_refuses(hostile, tmp_path):
                     {"fix_list": str(tmp_path / "good.csv")}):  # fmt: skip
         with pytest.raises(UserError, match=r"cannot write there|name a \.txt file"):
             run_check(root, workers=0, **options)
+    with pytest.raises(UserError, match="workers -1"):
+        run_check(root, workers=-1)
     with pytest.raises(UserError, match="no data"):
         run_check("")
     np.save(tmp_path / "x.npy", np.zeros((3, 8, 8), np.uint8))

@@ -109,7 +109,7 @@ def test_symmetric_loss_computes_both_terms_before_any_key_enters():
         each.begin_step()
     both = net(a, b, torch.arange(6)).loss
     expected = (plain(a, b, torch.arange(6)).loss + plain(b, a, torch.arange(6)).loss) / 2
-    assert float(both) == pytest.approx(float(expected), rel=1e-6)
+    assert both.item() == pytest.approx(expected.item(), rel=1e-6)
     net.end_step()
     assert int(net.dictionary.pointer) == 12
 

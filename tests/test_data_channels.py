@@ -22,13 +22,6 @@ ANY = (1, 2, 3, 4, 5, 13, 64)
 CPU = torch.device("cpu")
 
 
-class Sensed(ViewSettings):
-    """View settings with gain and noise."""
-
-    gain: float = 0.0
-    noise: float = 0.0
-
-
 PLAIN = {
     "flip_probability": 0.0,
     "jitter_probability": 0.0,
@@ -37,7 +30,7 @@ PLAIN = {
     "crop_scale": (1, 1),
     "crop_ratio": (1, 1),
 }
-STRONG = Sensed(hue=0.3, solarize_probability=0.3, gain=0.5, noise=0.03, brightness=0.8, contrast=0.8)
+STRONG = ViewSettings(hue=0.3, solarize_probability=0.3, gain=0.5, noise=0.03, brightness=0.8, contrast=0.8)
 
 
 def picture(photographs, channels, height=70, width=64):
@@ -100,7 +93,7 @@ def test_what_has_no_meaning_is_left_out(photographs, channels):
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_gain_is_a_factor_of_each_channel(photographs, channels):
     pixels = picture(photographs, channels, 32, 32)
-    view = parameters(draw(1, 0, 0, 200)[:, 0], 32, 32, Sensed(**PLAIN, gain=0.4))
+    view = parameters(draw(1, 0, 0, 200)[:, 0], 32, 32, ViewSettings(**PLAIN, gain=0.4))
     assert view.gain.shape == (200, MOST_CHANNELS)
     assert stats.kstest(view.gain.ravel(), "uniform", (0.6, 0.8)).pvalue > 1e-3
     assert np.abs(np.corrcoef(view.gain[:, :6].T) - np.eye(6)).max() < 0.3
@@ -114,7 +107,7 @@ def test_gain_is_a_factor_of_each_channel(photographs, channels):
 def test_gain_comes_before_the_jitter(photographs):
     """Contrast after gain pulls to the mean of what the gain made."""
     pixels = picture(photographs, 3, 32, 32)
-    settings = Sensed(**PLAIN | {"jitter_probability": 1, "brightness": 0, "saturation": 0, "hue": 0}, gain=0.9)
+    settings = ViewSettings(**PLAIN | {"jitter_probability": 1, "brightness": 0, "saturation": 0, "hue": 0}, gain=0.9)
     view = parameters(draw(1, 0, 0, 8)[:, 0], 32, 32, settings)
     for row in range(8):
         gained = (pixels * view.gain[row, :3]).clip(0, 255)
@@ -145,7 +138,7 @@ def test_noise_is_a_pure_function_of_its_key():
 @pytest.mark.parametrize("channels", [1, 3, 13])
 def test_noise_has_its_standard_deviation(channels):
     pixels = np.full((64, 64, channels), 128, np.uint8)
-    view = parameters(draw(1, 0, 0, 4)[:, 0], 64, 64, Sensed(**PLAIN, noise=0.05))
+    view = parameters(draw(1, 0, 0, 4)[:, 0], 64, 64, ViewSettings(**PLAIN, noise=0.05))
     many = apply_batch(batch_of(pixels, 4), view, 64) * 255 - 128
     for row in range(4):
         one = apply_image(pixels, view, row, 64).astype(float) - 128

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from moco.data.decode import decode
-from moco.data.loader import readable
+from moco.data.reading import Unreadable, read_pixels, readable
 from moco.data.sources import ArraySource, FolderSource, Sample, open_source
 from moco.errors import UserError
 
@@ -144,11 +144,15 @@ def test_unusable_items_later_on_are_unreadable_pictures(garments):
     for index in (1, 2, 4, 6, 7, 8):
         with pytest.raises(OSError, match=r"No such file|it is"):
             source[index]
-    _, number, skipped = readable(source, 4, 1)
-    assert number == 0
-    assert [name for name, _ in skipped] == [f"Items[{index}]" for index in (4, 5, 6, 7, 8)]
-    assert "Normalize" in skipped[0][1]
-    assert "NoneType" in skipped[2][1]
+    _, _, skipped = readable(source, 4, 1)
+    assert skipped[0][0] == "Items[4]"
+    reasons = {}
+    for index in (4, 5, 6, 7, 8):
+        with pytest.raises(Unreadable) as found:
+            read_pixels(source, index, 1)
+        reasons[index] = found.value.reason
+    assert "Normalize" in reasons[4]
+    assert "NoneType" in reasons[6]
 
 
 class Stream(IterableDataset):

@@ -116,7 +116,7 @@ def test_a_killed_process_brings_the_group_back_from_the_last_checkpoint(tmp_pat
     (tmp_path / "run.yaml").write_text("monitor: none")  # torchrun takes --monitor for an abbreviation of its own
     words = [
         "-m", "moco", "pretrain", str(tmp_path / "x.npz"), "--recipe", "small", "--base-width", "8",
-        "--batch-size", "32", "--epochs", "40", "--device", "cpu", "--threads", "1", "--precision", "fp32",
+        "--batch-size", "32", "--epochs", "12", "--device", "cpu", "--threads", "1", "--precision", "fp32",
         "--no-tensorboard", "--log-every", "2", "--save-every", "3", "--config", str(tmp_path / "run.yaml"),
     ]  # fmt: skip
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -154,6 +155,6 @@ def inspection(kind: type[_Kind], given: Mapping[str, Any]) -> _Kind:
     """The settings of a verb from what was given. Raises UserError with one line for the first mistake."""
     check_names(given, kind.model_fields, "setting")
     try:
-        return kind(**given)
+        return kind(**{name: str(value) if isinstance(value, PurePath) else value for name, value in given.items()})
     except ValidationError as error:
         raise UserError(explain(error)) from error

@@ -101,6 +101,8 @@ def _checked(
     name: str, source: Source, workers: int | None, console: Console | None, start_method: str | None = None
 ) -> Report:
     began = time.monotonic()
+    if workers is not None and workers < 0:
+        raise UserError(f"workers {workers}: 0 or more processes can read")
     if workers is None:
         tiny = isinstance(source, ArraySource) and source.images.nbytes <= IN_PROCESS_BYTES
         workers = 0 if tiny else _cores()

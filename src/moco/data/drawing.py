@@ -96,7 +96,6 @@ def parameters(table: Array, heights: int | Array, widths: int | Array, settings
         heights, widths: sizes of the pictures, one for all or (n,).
         settings: the distribution of the views.
     """
-    strength = settings.gain
     top, left, height, width = crop_boxes(table, heights, widths, settings)
     grayscale = table[:, _GRAYSCALE] < settings.grayscale_probability
     never = np.zeros(len(table), dtype=bool)
@@ -117,7 +116,7 @@ def parameters(table: Array, heights: int | Array, widths: int | Array, settings
         blur=table[:, _BLUR] < settings.blur_probability,
         sigma=_between(settings.blur_sigma, table[:, _SIGMA]),
         solarize=table[:, _SOLARIZE] < settings.solarize_probability,
-        gain=1 + strength * (2 * table[:, _GAIN] - 1) if strength else np.ones((len(table), 0)),
+        gain=1 + settings.gain * (2 * table[:, _GAIN] - 1) if settings.gain else np.ones((len(table), 0)),
         noise=np.full(len(table), settings.noise),
         noise_key=(table[:, _NOISE] * 2**53).astype(np.int64),
     )

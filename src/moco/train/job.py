@@ -72,7 +72,9 @@ class Job:
             fused=self.optimizer.defaults["fused"],
             every_step=device.type != "cuda" or self.settings.on_nan != "stop",
         )
-        self.bad_files = BadFiles(len(self.stream.source), self.settings.max_bad, where=f"{self.run.path}/{SKIPPED}")
+        # Each process counts among the pictures that it reads itself.
+        images = len(self.stream.source) // self.processes.world
+        self.bad_files = BadFiles(images, self.settings.max_bad, where=f"{self.run.path}/{SKIPPED}")
         self.bad_files.add(self.run.skipped())
         self.window = Window(self.settings.batch_size, self.model.chance_loss)
         self.saver = BackgroundSaver(lambda state: self.run.save(state, self.settings.keep_checkpoints), self.say)

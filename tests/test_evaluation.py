@@ -1,0 +1,261 @@
+"""`moco eval` from end to end on a tiny run of real pictures: tables, files, baselines, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+import moco
+from moco.data import fashion
+from moco.errors import UserError
+from moco.evaluate.linear import few_labels, linear_accuracy
+from moco.evaluation import evaluate
+from moco.evaluation.comparison import Comparison
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run on labelled pictures in a file, and the file."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    x, y, _, _ = fashion.load()
+    np.savez(folder / "data.npz", x=x[:400], y=y[:400])
+    run = moco.pretrain(
+        folder / "data.npz", recipe="small", base_width=4, image_size=16, epochs=2, batch_size=64, queue_size=128,
+        out=str(folder / "run"), quiet=True, monitor="none", tensorboard=False, device="cpu", precision="fp32", threads=1,
+    )  # fmt: skip
+    return run, folder
+
+
+@pytest.fixture
+def run(made):
+    return made[0]
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Labels of the sides whose pictures were really encoded."""
+    seen, shown = [], Comparison._shown
+
+    def recorded(self, batches, count, label):
+        seen.append(label)
+        return shown(self, batches, count, label)
+
+    monkeypatch.setattr(Comparison, "_shown", recorded)
+    return seen
+
+
+def read(run, name):
+    return json.loads((run.path / "eval" / f"{name}.json").read_text())
+
+
+def test_knn_beside_its_baselines_with_classes_and_a_picture(run, capsys):
+    before = {path: path.read_bytes() for path in (run.path / "checkpoints").iterdir()}
+    found = evaluate("knn", run.path, k=10)
+    assert list(found.rows) == ["pre-trained", "untrained", "raw pixels"]
+    written = read(run, "knn")
+    assert written["rows"] == found.rows
+    assert written["pictures"]["to learn from"] + written["pictures"]["to test on"] == 400
+    confusion = np.array(written["confusion"])
+    accuracy = found.rows["pre-trained"]["kNN accuracy"]
+    assert confusion.sum() == written["pictures"]["to test on"]
+    assert confusion.trace() / confusion.sum() == pytest.approx(accuracy)
+    assert written["per_class"] == {str(label): confusion[label, label] / confusion[label].sum() for label in range(10)}
+    assert (run.path / "eval" / "knn-confusion.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert f"{accuracy * 100:.1f}" in shown
+    assert "untrained" in shown
+    assert {path: path.read_bytes() for path in (run.path / "checkpoints").iterdir()} == before
+
+
+def test_raw_pixels_agree_with_scikit_learn(run):
+    x, y, x_test, y_test = fashion.load()
+    x_test, y_test = x_test[:200], y_test[:200]
+    found = evaluate("knn", run, x[:400], labels=y[:400], test=x_test, test_labels=y_test, k=1, quiet=True)
+    # The pictures are made smaller first, so the figure is not the same to the last picture.
+    unit = [
+        pixels.reshape(len(pixels), -1) / np.linalg.norm(pixels.astype(float).reshape(len(pixels), -1), axis=1)[:, None]
+        for pixels in (x[:400], x_test)
+    ]
+    wanted = KNeighborsClassifier(1).fit(unit[0], y[:400]).score(unit[1], y_test)
+    assert found.rows["raw pixels"]["kNN accuracy"] == pytest.approx(wanted, abs=0.05)
+
+
+def test_features_are_kept_and_never_stale(made, encoded, monkeypatch, tmp_path):
+    run, _ = made
+    first = evaluate("knn", run.path, k=5, seed=7, quiet=True)
+    encoded.clear()
+    assert evaluate("knn", run.path, k=5, seed=7, quiet=True).rows == first.rows
+    assert encoded == ["raw pixels"] * 2
+    encoded.clear()
+    evaluate("knn", run.path, k=5, seed=8, quiet=True)  # other pictures are set aside
+    assert "pre-trained" in encoded
+    x, y, _, _ = fashion.load()
+    for change in ("pictures", "weights"):
+        encoded.clear()
+        if change == "pictures":
+            pictures = x[:400].copy()
+            pictures[3] = 255 - pictures[3]
+            evaluate("knn", run.path, pictures, labels=y[:400], k=5, seed=7, quiet=True)
+        else:
+            state_path = run.checkpoints()[-1]
+            state = torch.load(state_path, weights_only=True)
+            state["model"]["query_encoder.backbone.conv1.weight"] *= 1.01
+            changed = run.path / "checkpoints" / "changed.pt"
+            torch.save(state, changed)
+            found = evaluate("knn", changed, k=5, seed=7, quiet=True)
+            changed.unlink()
+            assert found.path.name == "knn-changed.json"
+        assert encoded.count("pre-trained") == 2, change
+
+
+def test_linear_fast_is_the_probe_on_the_same_features(run):
+    x, y, x_test, y_test = fashion.load()
+    found = evaluate(
+        "linear", run, x[:400], labels=y[:400], test=x_test[:200], test_labels=y_test[:200], quiet=True, baseline=False
+    )
+    assert list(found.rows) == ["pre-trained"]
+    settings = run.settings
+    from moco.data.loader import evaluation_batches
+    from moco.data.sources import ArraySource
+    from moco.evaluate.features import encode
+
+    bank, test = (
+        encode(
+            run.backbone(),
+            evaluation_batches(ArraySource(pictures), range(len(pictures)), size=16, channels=1, batch_size=100),
+            mean=settings.mean, std=settings.std, device="cpu",
+        )
+        for pictures in (x[:400], x_test[:200])
+    )  # fmt: skip
+    wanted = linear_accuracy(bank, torch.from_numpy(y[:400]), test, torch.from_numpy(y_test[:200]))
+    assert found.rows["pre-trained"]["linear accuracy"] == pytest.approx(wanted, abs=0.011)
+
+
+def test_linear_as_in_the_paper_warns_of_a_wild_rate(run):
+    found = evaluate("linear", run, protocol="paper", epochs=3, lr=3000.0, batch_size=64, baseline=False, quiet=True)
+    assert any("unstable" in note and "--lr auto" in note for note in found.notes)
+    assert len(read(run, "linear-paper")["losses"]["pre-trained"]) == 3
+    tamed = evaluate("linear", run, protocol="paper", epochs=3, lr="auto", batch_size=64, baseline=False, quiet=True)
+    assert tamed.rows["pre-trained"]["learning rate"] < 3000
+    assert "rates" in tamed.details
+
+
+def test_few_labels_are_balanced_and_drawn_several_times(run):
+    found = evaluate("fewshot", run, labels=["10%"], draws=2, scratch=True, scratch_steps=5, quiet=True)
+    rows = found.rows
+    assert list(rows) == [
+        "pre-trained, linear probe", "untrained, linear probe", "raw pixels, linear probe", "supervised from scratch"
+    ]  # fmt: skip
+    assert found.details["per_class_labels"] == {"10 %": 3}  # of the 320 that are left to learn from
+    for label, row in rows.items():
+        draws = found.details["draws"][label]["10 %"]
+        assert len(draws) == 2
+        assert row["10 %"] == pytest.approx(np.mean(draws))
+        assert row["10 % ±"] == pytest.approx(np.std(draws, ddof=1))
+    shots = evaluate("fewshot", run, shots=[1, 5], draws=2, baseline=False, quiet=True)
+    assert list(shots.rows["pre-trained, linear probe"]) == [
+        "1 per class",
+        "1 per class ±",
+        "5 per class",
+        "5 per class ±",
+    ]
+    assert (
+        shots.rows["pre-trained, linear probe"]["5 per class"] > shots.rows["pre-trained, linear probe"]["1 per class"]
+    )
+    with pytest.raises(UserError, match=r"class \d has only \d+ rows, 300 were asked for"):
+        evaluate("fewshot", run, shots=[300], quiet=True)
+    assert len(few_labels(torch.arange(10).repeat(4), 2)) == 20
+
+
+def test_retrieval_by_label_and_by_view(run):
+    by_label = evaluate("retrieval", run, recall=(1, 3), quiet=True)
+    assert list(by_label.rows["pre-trained"]) == ["mAP", "recall@1", "recall@3"]
+    assert 0.1 < by_label.rows["pre-trained"]["mAP"] < 1
+    x = fashion.load()[0][:128]
+    by_view = evaluate("retrieval", run, x, quiet=True)  # no labels: views
+    assert by_view.details["by"] == "view"
+    assert by_view.rows["pre-trained"]["recall@1"] > 2 / 128
+    assert by_view.rows == evaluate("retrieval", run, x, quiet=True).rows
+
+
+def test_a_timm_name_writes_nothing_unless_told_where(tmp_path, monkeypatch):
+    x, y, _, _ = fashion.load()
+    given = {"labels": y[:60], "k": 3, "image_size": 32, "quiet": True}
+    found = evaluate("knn", "resnet18", x[:60], **given)
+    assert found.path is None
+    assert list(found.rows) == ["resnet18, untrained", "raw pixels"]
+    there = evaluate("knn", "resnet18", x[:60], out=tmp_path / "figures", **given)
+    assert json.loads(there.path.read_text())["rows"] == found.rows
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"the published weights of test_resnet\.\w+ are not on this machine"):
+        evaluate("knn", "test_resnet.r160_in1k", x[:60], pretrained=True, **given)
+
+
+def test_published_weights_are_read_from_where_they_lie(tmp_path, monkeypatch):
+    weights = timm.create_model("resnet18").state_dict()
+    (tmp_path / "weights.pth").touch()
+    torch.save(weights, tmp_path / "weights.pth")
+    monkeypatch.setattr("moco.evaluate.subject._weights_file", lambda name, config: tmp_path / "weights.pth")
+    x, y, _, _ = fashion.load()
+    found = evaluate("knn", "resnet18", x[:40], labels=y[:40], k=3, image_size=32, pretrained=True, quiet=True)
+    assert list(found.rows) == ["resnet18", "untrained", "raw pixels"]
+
+
+def test_what_is_worth_a_note(run):
+    x, y, x_test, y_test = fashion.load()
+    few = x[:400][y[:400] < 9], y[:400][y[:400] < 9]
+    found = evaluate(
+        "knn", run, few[0][:50], labels=few[1][:50], test=x_test[:100], test_labels=y_test[:100], k=200, quiet=True
+    )
+    assert "k is 50, not 200: there are no more pictures to vote" in found.notes
+    count = int((y_test[:100] == 9).sum())
+    assert f"class 9 has no pictures to learn from: its {count} test pictures count as wrong" in found.notes
+    assert found.details["per_class"]["9"] == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "subject", "data", "given", "message"),
+    [
+        ("knnn", None, None, {}, "unknown evaluation 'knnn'; did you mean knn"),
+        ("knn", "no/such/run", None, {}, "is no run folder, checkpoint file or timm model"),
+        ("knn", "resnet18", None, {}, "resnet18 is a timm model, so name the pictures too"),
+        ("knn", None, None, {"image_size": 32}, "are for timm names"),
+        ("knn", None, "pictures", {}, "the array has no labels"),
+        ("knn", None, "pictures", {"labels": np.zeros(20, int)}, "pictures of one class only"),
+        ("linear", None, "pictures", {"labels": np.arange(19)}, "19 labels for 20 images"),
+        ("knn", None, "no/such.npz", {}, "no such file or folder"),
+        ("fewshot", "resnet18", "pictures", {"labels": np.arange(20) % 2, "shots": [1], "scratch": True}, "untrained"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_written(run, tmp_path, task, subject, data, given, message):
+    data = fashion.load()[0][:20] if data == "pictures" else data
+    with pytest.raises(UserError, match=message) as caught:
+        evaluate(task, run if subject is None else subject, data, out=tmp_path / "out", quiet=True, **given)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_is_none(run, tmp_path):
+    (run.path / "checkpoints" / "torn.pt").write_bytes(b"PK")
+    with pytest.raises(UserError, match="is damaged, or no checkpoint of moco"):
+        evaluate("knn", run.path / "checkpoints" / "torn.pt", quiet=True)
+    (run.path / "checkpoints" / "torn.pt").unlink()
+    (tmp_path / "lonely.pt").touch()
+    with pytest.raises(UserError, match="is not in a run folder"):
+        evaluate("knn", tmp_path / "lonely.pt", quiet=True)
+
+
+def test_features_that_are_no_numbers_are_said_to_be(run):
+    state_path = run.checkpoints()[-1]
+    state = torch.load(state_path, weights_only=True)
+    state["model"]["query_encoder.backbone.bn1.weight"][:] = torch.nan
+    broken = run.path / "checkpoints" / "broken.pt"
+    torch.save(state, broken)
+    with pytest.raises(UserError, match="not finite"):
+        evaluate("knn", broken, quiet=True)
+    broken.unlink()
