@@ -24,7 +24,8 @@ def made(tmp_path_factory):
     np.savez(folder / "data.npz", x=x[:400], y=y[:400])
     run = moco.pretrain(
         folder / "data.npz", recipe="small", base_width=4, image_size=16, epochs=2, batch_size=64, queue_size=128,
-        out=str(folder / "run"), quiet=True, monitor="none", tensorboard=False, device="cpu", precision="fp32", threads=1,
+        out=str(folder / "run"), quiet=True, monitor="none", tensorboard=False, device="cpu", precision="fp32",
+        threads=1,
     )  # fmt: skip
     return run, folder
 
@@ -183,7 +184,7 @@ def test_retrieval_by_label_and_by_view(run):
 
 def test_a_timm_name_writes_nothing_unless_told_where(tmp_path, monkeypatch):
     x, y, _, _ = fashion.load()
-    given = {"labels": y[:60], "k": 3, "image_size": 32, "quiet": True}
+    given = {"labels": y[:60], "k": 3, "image_size": 16, "quiet": True}
     found = evaluate("knn", "resnet18", x[:60], **given)
     assert found.path is None
     assert list(found.rows) == ["resnet18, untrained", "raw pixels"]

@@ -249,3 +249,20 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     assert run.load()["step"] == 8
     assert [line["step"] for line in run.metrics()] == [2, 4, 6, 8]
     assert run.backbone()(torch.zeros(1, 1, 32, 32)).shape == (1, 8)
+
+
+def test_a_bad_file_is_listed_once_whatever_happens(pictures, tmp_path, monkeypatch):
+    import cv2
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for number, picture in enumerate(pictures[:40]):
+            (tmp_path / folder / f"{number}.png").write_bytes(cv2.imencode(".png", picture)[1].tobytes())
+        (tmp_path / folder / "broken.png").write_bytes(b"not a picture")
+    monkeypatch.chdir(tmp_path)
+    given = TINY | {"epochs": 2, "batch_size": 16, "channels": 1, "workers": 1}
+    run = moco.pretrain(["a", "b"], out="run", quiet=True, **given)
+    moco.resume(run.path, epochs=4, quiet=True)
+    assert sorted(name for name, _ in run.skipped()) == [str(tmp_path / folder / "broken.png") for folder in "ab"]
+    with pytest.raises(UserError, match=r"2 of 82 images cannot be read, more than the 0 allowed.*skipped\.csv"):
+        moco.pretrain(["a", "b"], out="strict", quiet=True, **(given | {"max_bad": 0.0}))

@@ -28,7 +28,7 @@ from moco.data.sources.opening import KINDS
 from moco.errors import UserError
 from moco.evaluate.monitor import make_monitor
 from moco.report.curves import draw_curves
-from moco.resolve import resolve
+from moco.resolve import absolute, resolve
 from moco.settings import PretrainSettings, RunSettings, check_names, explain, pretrain_settings
 from moco.train.compiling import compile_encoders
 from moco.train.job import Job
@@ -144,8 +144,10 @@ def open_data(settings: PretrainSettings, data: object, labels: object = None) -
     if not in_memory and not settings.data:
         raise UserError(f"no data: name {KINDS} (see moco pretrain --help)")
     given = settings.labels if labels is None or isinstance(labels, (str, Path)) else np.asarray(labels)
+    # The names of pictures from several places begin with the place: after a resume they must be the same.
+    named_data = settings.data if isinstance(settings.data, str) else absolute(settings.data)
     return open_source(
-        data if in_memory else settings.data,
+        data if in_memory else named_data,
         given,
         cache=settings.cache or None,
         cache_bytes=int(settings.cache_gigabytes * 2**30),

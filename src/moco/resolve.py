@@ -35,8 +35,8 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSe
     feature_width(network, channels, settings.image_size)
     values = {
         # A run can be continued from any folder.
-        "data": _absolute(settings.data),
-        "cache": _absolute(settings.cache),
+        "data": absolute(settings.data),
+        "cache": absolute(settings.cache),
         "channels": channels,
         # The number of a CUDA device differs from process to process; it is kept only where it was asked for.
         "device": settings.device if ":" in settings.device else own.device.type,
@@ -54,9 +54,10 @@ def resolve(settings: PretrainSettings, source: Source, own: Processes) -> RunSe
         raise UserError(explain(error)) from error
 
 
-def _absolute(data: str | tuple[str, ...]) -> str | tuple[str, ...]:
+def absolute(data: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Paths that mean the same from any folder; what is no path stays as it is."""
     if not isinstance(data, str):
-        return tuple(str(_absolute(item)) for item in data)
+        return tuple(str(absolute(item)) for item in data)
     if not data or "://" in data or data.startswith("hf:"):
         return data
     return str(Path(data).expanduser().absolute())
