@@ -40,7 +40,7 @@ def features(backbone, part):
 
 def probe(backbone, parts, **given):
     train, test = parts
-    given = {"size": 28, "channels": 1, "mean": MEAN, "std": STD, "classes": 10, "epochs": 8, "batch_size": 64} | given
+    given = {"size": 28, "channels": 1, "mean": MEAN, "std": STD, "classes": 10, "epochs": 5, "batch_size": 64} | given
     return paper_probe(backbone, train, features(backbone, test), test.labels, **given)
 
 
@@ -53,7 +53,7 @@ def test_it_learns_leaves_every_byte_of_the_backbone_and_repeats_itself(parts):
     assert backbone.training
     train, test = parts
     reference = linear_accuracy(features(backbone, train), train.labels, features(backbone, test), test.labels)
-    assert 0.4 < found.accuracy < reference + 0.05  # pooled pixels mean little in crops of a tenth of the picture
+    assert 0.3 < found.accuracy < reference + 0.05  # pooled pixels mean little in crops of a tenth of the picture
     assert found.accuracy == pytest.approx(float((found.found == test.labels).double().mean()))
     assert found.warning == ""
     assert found.losses[-1] < found.losses[0]

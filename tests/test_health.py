@@ -77,7 +77,7 @@ def test_a_collapsed_run_is_caught(proper, pictures, tmp_path):
         for encoder in ("query", "key"):
             weights[f"{encoder}_encoder.head.weight"] *= 1e-3
             weights[f"{encoder}_encoder.head.bias"] += 1
-        weights["dictionary.keys"][:] = weights["dictionary.keys"][0]
+        weights["dictionary.keys"][:] = weights["dictionary.keys"].shape[1] ** -0.5
 
     found = verdicts(health(changed(proper, tmp_path / "run", collapse), pictures, quiet=True, images=256))
     assert found["spread"] == found["alignment"] == "bad"
