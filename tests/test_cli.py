@@ -141,7 +141,7 @@ SMALL = ["--recipe", "small", "--batch-size", "4"]
         (["flat.npz", *SMALL, "--labels", "short.npy"], "labels"),
         (["floats.npz", *SMALL], "uint8"),
         (["--recipe", "small"], "no data"),
-        (["photos", "more", *SMALL], "no such file or folder: more"),
+        (["photos", "more", *SMALL], "no such file or folder"),
         (["photos", *SMALL, "--batch-size", "1"], "one picture at a time"),
         (["photos", *SMALL, "--crop-scale", "2"], "crop_scale needs another value"),
         (["photos", *SMALL, "--key-view", "{hue: 3}"], "hue = 3"),
