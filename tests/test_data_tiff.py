@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -193,6 +193,7 @@ def test_more_beside_rgb_is_no_transparency():
 @settings(max_examples=200, deadline=None)
 @given(place=st.floats(0, 1), byte=st.integers(0, 255), length=st.integers(1, 4), cut=st.floats(0, 1),
        layout=st.sampled_from(sorted(LAYOUTS)))  # fmt: skip
+@example(place=0.7421875, byte=128, length=1, cut=1.0, layout="BigTIFF, big endian, tiles")  # an offset of 2⁶³
 def test_a_damaged_file_is_a_picture_or_a_decode_error(place, byte, length, cut, layout):
     data = bytearray(write(values_of("u2", 5), **LAYOUTS[layout]))
     start = int(place * min(len(data), 400))

@@ -82,7 +82,7 @@ def pages(data: bytes) -> list[Page]:
 def _unpack(data: bytes, order: str, kind: str, place: int, count: int = 1) -> tuple[Any, ...]:
     try:
         return struct.unpack_from(f"{order}{count}{kind}", data, place)
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:  # places beyond the file, or beyond any file
         raise ValueError("the TIFF file is cut off") from error
 
 
