@@ -7,10 +7,13 @@ import pickle
 import tarfile
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 
 from moco.data.loader import ViewStream
 from moco.data.sources import Source, open_source
@@ -79,14 +82,10 @@ def make(kind: str, images: np.ndarray, root: Path):
         case "dataset":
             return Pairs(images)
         case "parquet" | "copied":
-            pa = pytest.importorskip("pyarrow")
-            from pyarrow import parquet
-
             table = pa.table({"image": [{"bytes": data, "path": "x.png"} for data in files], "label": LABELS})
             parquet.write_table(table, root / "part.parquet", row_group_size=7)
             return root / "part.parquet"
         case "saved":
-            datasets = pytest.importorskip("datasets")
             features = datasets.Features(
                 {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])}
             )
@@ -158,10 +157,7 @@ def test_spawned_worker(garments, tmp_path, monkeypatch):
     sources = []
     for kind in ("npy", "folder", "list", "tar", "parquet"):
         (tmp_path / kind).mkdir()
-        try:
-            sources.append(open_source(make(kind, garments[:COUNT], tmp_path / kind), cache=tmp_path / "cache"))
-        except pytest.skip.Exception:
-            continue
+        sources.append(open_source(make(kind, garments[:COUNT], tmp_path / kind), cache=tmp_path / "cache"))
     wanted = [[bytes(source[index].image).hex() for index in (5, 1, 23)] for source in sources]  # with files open
     worker = multiprocessing.get_context("spawn").Process(target=in_another_process, args=(sources, str(tmp_path)))
     worker.start()

@@ -255,7 +255,6 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    pytest.importorskip("aiohttp")
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=running.serve_forever)
     thread.start()

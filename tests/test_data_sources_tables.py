@@ -5,15 +5,15 @@ import io
 import json
 import pickle
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from moco.data.sources import open_source, tables
 from moco.errors import UserError
-
-pa = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +185,6 @@ def test_missing_packages_are_one_clear_line(tmp_path, monkeypatch, package, dat
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """The package `datasets`, without a network."""
-    datasets = pytest.importorskip("datasets")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")

@@ -96,11 +96,16 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "u4", "f4", "f8"])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        (layout, dtype)
+        for layout in LAYOUTS
+        for dtype in ("u1", "u2", "i2", "u4", "f4", "f8")
+        if "differences" not in layout or dtype[0] != "f"  # those of floats are taken in another way, below
+    ],
+)
 def test_values_come_back(layout, dtype):
-    if "differences" in layout and dtype[0] == "f":
-        return
     for channels in (1, 2, 5, 13):
         values = values_of(dtype, channels)
         data = write(values, **LAYOUTS[layout])

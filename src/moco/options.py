@@ -61,7 +61,7 @@ def _shown(default: Any) -> str:
 
 def _words(annotation: Any) -> Iterator[str]:
     """What a value of this type may look like, in the help: choices as they are, N for whole numbers, X for others."""
-    plain = {int: "N", float: "X", bool: "true|false", type(None): "none"}
+    plain = {str: "NAME", int: "N", float: "X", bool: "true|false", type(None): "none"}
     if annotation in plain:
         yield plain[annotation]
     elif get_origin(annotation) is Literal:

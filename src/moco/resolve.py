@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.encoders import build_backbone, feature_width, resolve_stem
-from moco.data.loader import measure_statistics, readable
+from moco.data.loader import cores, measure_statistics, readable, small_in_memory
 from moco.data.sources import ArraySource, Source
 from moco.errors import UserError
 from moco.settings import PretrainSettings, RunSettings, explain
@@ -148,21 +147,15 @@ def _work(settings: PretrainSettings, source: Source, own: Processes) -> dict[st
     views: str = settings.views
     if views == "auto":
         on_cpu = own.device.type == "cpu"
-        views = "batch" if _worth_batching(source) else "image" if on_cpu else "split"
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = max(available // own.world, 1)
+        views = "batch" if small_in_memory(source) else "image" if on_cpu else "split"
+    share = max(cores() // own.world, 1)
     workers = settings.workers
     if workers == "auto":
         # On a CPU, training needs the same cores; a GPU wants to be fed.
         most = 2 if own.device.type == "cpu" else 16
-        workers = 0 if views == "batch" else min(cores, most)
+        workers = 0 if views == "batch" else min(share, most)
     return {
         "views": views,
         "workers": workers,
-        "threads": cores if settings.threads == "auto" else settings.threads,
+        "threads": share if settings.threads == "auto" else settings.threads,
     }
-
-
-def _worth_batching(source: Source) -> bool:
-    """Small pictures in memory: making the views of a batch at once is many times faster than one by one."""
-    return isinstance(source, ArraySource) and max(source.images.shape[1:3]) <= 96

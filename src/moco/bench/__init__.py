@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from moco.bench import parts
 from moco.bench.advice import table, words
 from moco.bench.figures import Figures
+from moco.data.loader import cores
 from moco.data.sources import ArraySource, Source
 from moco.errors import UserError
 from moco.pretraining import named, open_data
@@ -132,7 +133,7 @@ def _measure_parts(
     return Figures(
         settings=settings,
         images=len(source),
-        cores=parts.cores(),
+        cores=cores(),
         device=torch.cuda.get_device_name(own.device) if cuda else own.device.type,
         best_precision=best_precision(own.device),
         reading=reading,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ import torch
 
 from moco.data.decode import DecodeError, decode
 from moco.data.device import place, prefetch
-from moco.data.loader import Batch, ViewStream, permutation
+from moco.data.loader import Batch, ViewStream, cores, permutation
 from moco.data.sources import Source
 from moco.errors import TrainingError, UserError
 from moco.pretraining import build_model, build_stream
@@ -61,11 +60,6 @@ def _settle(device: torch.device | None) -> None:
         torch.cuda.synchronize(device)
     elif device is not None and device.type == "mps":
         torch.mps.synchronize()
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

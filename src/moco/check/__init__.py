@@ -26,6 +26,7 @@ from moco.check.examine import Findings
 from moco.check.fix_list import write_list
 from moco.check.pool import examine_all
 from moco.check.report import Report, add_failures, report
+from moco.data.loader import cores
 from moco.data.sources import ArraySource, Source, open_source
 from moco.errors import UserError
 
@@ -105,16 +106,12 @@ def _checked(
         raise UserError(f"workers {workers}: 0 or more processes can read")
     if workers is None:
         tiny = isinstance(source, ArraySource) and source.images.nbytes <= IN_PROCESS_BYTES
-        workers = 0 if tiny else _cores()
+        workers = 0 if tiny else cores()
     parts = list(_shown_progress(examine_all(source, workers, start_method), len(source), console))
     found = report(name, source, parts)
     add_failures(found, parts)
     found.seconds = time.monotonic() - began
     return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _shown_progress(parts: Iterator[Findings], total: int, console: Console | None) -> Iterator[Findings]:

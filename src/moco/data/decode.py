@@ -144,21 +144,29 @@ def _read_pillow(data: bytes, inverted: bool = False) -> Array:
     """Pixels by Pillow. inverted: CMYK is meant the other way round than Pillow reads it. Raises DecodeError."""
     try:
         with warnings.catch_warnings(action="ignore"), opened(data) as file:
-            picture: Image.Image = ImageOps.exif_transpose(file)
-            if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
-                values, key = np.asarray(picture), picture.info.get("transparency")
-                return np.where(values == key, 65535, values).astype(values.dtype) if isinstance(key, int) else values
-            if picture.mode in ("LA", "La"):
-                return np.asarray(picture.convert("LA"))
-            if picture.mode in ("RGBA", "PA", "RGBa") or "transparency" in picture.info:
-                return np.asarray(picture.convert("RGBA"))
-            if picture.mode == "CMYK" and inverted:
-                picture = Image.fromarray(255 - np.asarray(picture), "CMYK")
-            return np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+            return pillow_pixels(file, inverted)
     except DecodeError:
         raise
     except Exception as error:
         raise DecodeError(_one_line(error)) from error
+
+
+def pillow_pixels(file: Image.Image, inverted: bool = False) -> Array:
+    """Pixels of a Pillow picture, upright, at its own depth, with its transparency: what `decode` takes.
+
+    inverted: CMYK is meant the other way round than Pillow reads it. Raises whatever Pillow's plug-ins meet.
+    """
+    picture: Image.Image = ImageOps.exif_transpose(file)
+    if picture.mode in ("I", "F") or picture.mode.startswith("I;16"):
+        values, key = np.asarray(picture), picture.info.get("transparency")
+        return np.where(values == key, 65535, values).astype(values.dtype) if isinstance(key, int) else values
+    if picture.mode in ("LA", "La"):
+        return np.asarray(picture.convert("LA"))
+    if picture.mode in ("RGBA", "PA", "RGBa") or "transparency" in picture.info:
+        return np.asarray(picture.convert("RGBA"))
+    if picture.mode == "CMYK" and inverted:
+        picture = Image.fromarray(255 - np.asarray(picture), "CMYK")
+    return np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
 
 
 def _read_tiff(data: bytes, channels: int) -> Array:

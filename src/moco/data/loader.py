@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,9 @@ RESIDENT_BYTES = 2 * 2**30
 TINY = 2048
 """Up to so many values a view is made faster by whole-batch operations on a CPU than by itself (gray 45 × 45)."""
 
+SMALL = 96
+"""Side in pixels up to which pictures in memory are handled a batch at a time."""
+
 _ORDER_STREAM = 0x6F726472  # keeps the order apart from everybody else who starts from the same seed
 
 
@@ -55,6 +59,16 @@ class Batch:
         """The same batch in page-locked memory. Called by torch's loader."""
         query, key, ids = (tensor.pin_memory() for tensor in (self.query, self.key, self.ids))
         return Batch(query, key, ids, self.skipped, self.rest)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def small_in_memory(source: Source) -> bool:
+    """Whether the views of a batch are made many times faster at once than one by one: small pictures in memory."""
+    return isinstance(source, ArraySource) and max(source.images.shape[1:3]) <= SMALL
 
 
 def permutation(seed: int, epoch: int, n: int) -> Array:

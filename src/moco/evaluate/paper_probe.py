@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.data.loader import ViewStream
-from moco.data.sources import ArraySource
+from moco.data.loader import ViewStream, small_in_memory
 from moco.data.views import normalize
 from moco.errors import TrainingError, UserError
 from moco.evaluate.cache import weights_fingerprint
@@ -212,7 +211,6 @@ def _stream(
     train: Part, size: int, channels: int, batch_size: int, seed: int, workers: int, device: torch.device
 ) -> ViewStream:
     source = train.as_source()
-    small = isinstance(source, ArraySource) and max(source.images.shape[1:3]) <= 96
     return ViewStream(
         source,
         query=CROPS_AND_FLIPS,
@@ -222,6 +220,6 @@ def _stream(
         batch_size=batch_size,
         seed=seed,
         workers=workers,
-        way="batch" if small else "image",
+        way="batch" if small_in_memory(source) else "image",
         device=device,
     )

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco.contrast.encoders import feature_width
-from moco.data.loader import ViewStream
-from moco.data.sources import ArraySource
+from moco.data.loader import ViewStream, small_in_memory
 from moco.data.views import normalize
 from moco.evaluate.features import AUTOCAST, Precision, encode
 from moco.evaluate.pictures import Part
@@ -56,10 +55,9 @@ def scratch_accuracy(
     labels = train.known()
     solver = torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=0.9, weight_decay=WEIGHT_DECAY)
     source = train.as_source()
-    small = isinstance(source, ArraySource) and max(source.images.shape[1:3]) <= 96
     stream = ViewStream(
         source, query=views, key=views, size=size, channels=channels, batch_size=min(BATCH, len(train)), seed=seed,
-        workers=workers, way="batch" if small else "image", device=where,
+        workers=workers, way="batch" if small_in_memory(source) else "image", device=where,
     )  # fmt: skip
     autocast = torch.autocast(where.type, dtype=AUTOCAST.get(precision), enabled=precision != "fp32")
     for step, batch in enumerate(stream.run(0, steps)):

@@ -14,7 +14,7 @@ from moco.contrast.encoders import build_backbone
 from moco.errors import UserError
 from moco.settings import RunSettings, nearest
 from moco.train.checkpoints import read
-from moco.train.run import QUERY_BACKBONE, SETTINGS, Run, backbone_of
+from moco.train.run import SETTINGS, Run, backbone_of, query_backbone_weights
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
@@ -86,9 +86,8 @@ def load_run(where: Where) -> Subject:
     weights = state["model"]
     assert isinstance(weights, dict)
     backbone = backbone_of(settings)
-    own = {key.removeprefix(QUERY_BACKBONE): held for key, held in weights.items() if key.startswith(QUERY_BACKBONE)}
     try:
-        backbone.load_state_dict(own)
+        backbone.load_state_dict(query_backbone_weights(weights))
     except RuntimeError as error:
         raise UserError(
             f"{where.name} does not fit the network in {SETTINGS}: {str(error).split(chr(10))[0]}"

@@ -92,8 +92,10 @@ def check_same_start(job: Job) -> None:
 
 def check_same_queue(job: Job) -> None:
     """Raise TrainingError if the dictionaries of the processes differ: they would train different models."""
+    if job.processes.world == 1:
+        return
     queue = job.model.dictionary
-    sums = torch.stack([queue.keys.double().sum(), queue.ids.double().sum(), queue.pointer.double()])
+    sums = torch.stack([part.sum(dtype=torch.float64) for part in (queue.keys, queue.ids, queue.pointer)])
     if not torch.equal(gather_rows(sums[None]), sums.expand(job.processes.world, 3)):
         raise TrainingError(
             f"the queues of the processes differ; go on from the last checkpoint: moco resume {job.run.path}"

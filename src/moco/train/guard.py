@@ -39,13 +39,13 @@ class FiniteGuard:
         self._skip = torch.zeros((), device=self._device)  # 1 from the first bad step on
         self._first = torch.full((), -1, device=self._device)
 
-    def note(self, figure: Tensor, step: int) -> None:
-        """Take down whether a loss or a gradient norm of `step` is finite in every process.
+    def note(self, figures: Tensor, step: int) -> None:
+        """Take down whether the figures of `step` (loss, gradient norm) are finite in every process.
 
         Raises NotFinite at once where each step is looked at.
         """
         # A bad gradient would reach all of them, so all of them stop.
-        bad = gather_rows(~torch.isfinite(figure.detach())[None]).any()
+        bad = gather_rows(~torch.isfinite(figures.detach()).all()[None]).any()
         self._first = torch.where(bad & (self._skip == 0), step, self._first)
         self._skip = torch.maximum(self._skip, bad.to(self._skip.dtype))
         if self._fused:

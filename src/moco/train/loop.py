@@ -111,14 +111,14 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
         with _exchange(forward, last=piece == pieces - 1):
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 output = forward(view_a, view_b, ids.to(device))
-            job.guard.note(output.loss, step)
             job.scaler.scale(output.loss / pieces).backward()
         for name, value in {"loss": output.loss.detach(), **output.metrics}.items():
             totals[name] = totals.get(name, 0) + value / pieces
     job.scaler.unscale_(job.optimizer)
     totals |= _gradient_figures(model.query_encoder, settings)
-    if not job.scaler.is_enabled():  # which expects overflows, and deals with them
-        job.guard.note(totals["gradient_norm"], step)
+    # Not the gradient under a scaler, which expects overflows and deals with them.
+    watched = [totals["loss"]] if job.scaler.is_enabled() else [totals["loss"], totals["gradient_norm"]]
+    job.guard.note(torch.stack(watched), step)
     job.scaler.step(job.optimizer)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)

@@ -95,11 +95,7 @@ class Run:
     def backbone(self) -> nn.Module:
         """The pre-trained query backbone, a plain timm module in eval mode: (N, C, S, S) → (N, num_features)."""
         backbone = self.new_backbone()
-        weights = self.load()["model"]
-        own = {
-            key.removeprefix(QUERY_BACKBONE): value for key, value in weights.items() if key.startswith(QUERY_BACKBONE)
-        }
-        backbone.load_state_dict(own)
+        backbone.load_state_dict(query_backbone_weights(self.load()["model"]))
         return backbone.eval()
 
     # ---------------------------------------------------------------- metrics
@@ -177,6 +173,11 @@ def backbone_of(settings: RunSettings) -> nn.Module:
         base_width=settings.base_width,
         image_size=settings.image_size,
     )
+
+
+def query_backbone_weights(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the weights of a whole model, those of the query backbone, under its own names."""
+    return {name.removeprefix(QUERY_BACKBONE): held for name, held in model.items() if name.startswith(QUERY_BACKBONE)}
 
 
 def check_new(path: str | Path) -> None:

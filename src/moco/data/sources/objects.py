@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
+from moco.data.decode import pillow_pixels
 from moco.data.sources.base import Array, Pictures, Sample, one_line
 from moco.data.sources.labels import check_labels
 from moco.errors import UserError
@@ -111,15 +112,8 @@ def _content(item: Any) -> bytes | Array:
 
 
 def _pillow_pixels(picture: Image.Image) -> Array:
-    """Pixels as `decode` takes them: upright, at the picture's own depth; transparency stays for it to handle."""
     try:
-        picture = ImageOps.exif_transpose(picture)
-        if picture.mode in ("L", "I", "F") or picture.mode.startswith("I;16"):
-            pixels = np.asarray(picture)
-        elif picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
-            pixels = np.asarray(picture.convert("RGBA"))
-        else:
-            pixels = np.asarray(picture.convert("L" if picture.mode == "1" else "RGB"))
+        pixels = pillow_pixels(picture)
     except Exception as error:  # the file behind it is read only now, and Pillow raises whatever its parsers meet
         raise OSError(errno.EIO, one_line(error), getattr(picture, "filename", None) or "PIL image") from error
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
