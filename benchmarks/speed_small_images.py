@@ -22,8 +22,8 @@ import torch
 from moco.data import fashion
 from moco.data.sources import ArraySource
 from moco.pretraining import build_model, build_stream
+from moco.recipes import pretrain_settings
 from moco.resolve import resolve
-from moco.settings import pretrain_settings
 from moco.train.job import Job
 from moco.train.loop import optimise
 from moco.train.parallel import Processes, find_device

@@ -31,8 +31,9 @@ from moco.data.loader import Batch
 from moco.data.sources import ArraySource
 from moco.data.views import normalize
 from moco.pretraining import build_model, build_stream
+from moco.recipes import pretrain_settings
 from moco.resolve import resolve
-from moco.settings import RunSettings, pretrain_settings
+from moco.settings import RunSettings
 from moco.train import job as jobs
 from moco.train import loop
 from moco.train.compiling import compile_encoders

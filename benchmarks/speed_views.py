@@ -29,7 +29,8 @@ from moco.data import fashion
 from moco.data.loader import Batch, ViewStream
 from moco.data.sources import ArraySource, FolderSource, Source
 from moco.data.views import normalize
-from moco.settings import ViewSettings, pretrain_settings
+from moco.recipes import pretrain_settings
+from moco.settings import ViewSettings
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 

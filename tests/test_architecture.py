@@ -14,14 +14,15 @@ LEAVES = {"errors", "settings"}
 ALLOWED = {
     "errors": set(),
     "settings": {"errors"},
+    "recipes": LEAVES,
     "contrast": LEAVES,
     "data": LEAVES,
     "train": LEAVES | {"contrast", "data"},
     "evaluate": LEAVES | {"contrast", "data", "train"},
     "report": LEAVES | {"contrast", "data", "train", "evaluate"},
     "resolve": LEAVES | {"contrast", "data", "train"},
-    "pretraining": LEAVES | {"contrast", "data", "train", "evaluate", "report", "resolve"},
-    "bench": LEAVES | {"data", "train", "resolve", "pretraining"},
+    "pretraining": LEAVES | {"recipes", "contrast", "data", "train", "evaluate", "report", "resolve", "interop"},
+    "bench": LEAVES | {"recipes", "data", "train", "resolve", "pretraining"},
     "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining"},
     "evaluation_settings": LEAVES,
     "evaluation": LEAVES
@@ -41,7 +42,18 @@ ALLOWED = {
     },
     "check": LEAVES | {"data"},
     "cli": LEAVES
-    | {"options", "pretraining", "bench", "evaluation_settings", "evaluation", "health", "check", "demo", "__init__"},
+    | {
+        "options",
+        "recipes",
+        "pretraining",
+        "bench",
+        "evaluation_settings",
+        "evaluation",
+        "health",
+        "check",
+        "demo",
+        "__init__",
+    },
     "__main__": {"cli"},
     "__init__": LEAVES | {"contrast", "train", "pretraining"},
 }

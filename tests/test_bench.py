@@ -19,8 +19,8 @@ from moco.bench.advice import _number, _time, table, words
 from moco.bench.figures import Figures
 from moco.data.sources import ArraySource
 from moco.errors import TrainingError, UserError
+from moco.recipes import pretrain_settings
 from moco.resolve import resolve
-from moco.settings import pretrain_settings
 from moco.train.guard import NotFinite
 from moco.train.parallel import Processes
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from moco import cli
-from moco.settings import PretrainSettings, pretrain_settings
+from moco.recipes import pretrain_settings
+from moco.settings import PretrainSettings
 
 
 def moco(capsys, *arguments: str) -> tuple[int, str, str]:

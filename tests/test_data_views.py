@@ -27,7 +27,8 @@ from moco.data.views import (
     parameters,
     recolour,
 )
-from moco.settings import ViewSettings, pretrain_settings
+from moco.recipes import pretrain_settings
+from moco.settings import ViewSettings
 
 ALL = ViewSettings(hue=0.3, solarize_probability=0.3)
 PLAIN = ViewSettings(

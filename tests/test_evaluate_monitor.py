@@ -8,8 +8,8 @@ from torch import nn
 from moco.data import fashion
 from moco.data.sources import ArraySource
 from moco.evaluate.monitor import make_monitor
+from moco.recipes import pretrain_settings
 from moco.resolve import resolve
-from moco.settings import pretrain_settings
 from moco.train.parallel import Processes
 
 CPU = torch.device("cpu")

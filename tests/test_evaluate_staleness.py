@@ -12,7 +12,7 @@ from moco.data.sources import ArraySource
 from moco.data.views import normalize
 from moco.evaluate.findings import stale_finding
 from moco.evaluate.staleness import key_drift
-from moco.settings import pretrain_settings
+from moco.recipes import pretrain_settings
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.28,), (0.35,)

@@ -6,8 +6,8 @@ import torch
 
 from moco.data.sources import ArraySource
 from moco.errors import UserError
+from moco.recipes import pretrain_settings
 from moco.resolve import resolve
-from moco.settings import pretrain_settings
 from moco.train.parallel import Processes, best_precision, find_device
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from moco.errors import UserError
-from moco.settings import RECIPES, PretrainSettings, pretrain_settings
+from moco.recipes import RECIPES, pretrain_settings
+from moco.settings import PretrainSettings
 
 
 def test_layers_defaults_recipe_file_flags(tmp_path):

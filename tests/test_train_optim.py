@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from moco.settings import pretrain_settings
+from moco.recipes import pretrain_settings
 from moco.train.optim import learning_rate, sgd
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from moco.errors import UserError
-from moco.settings import RunSettings, pretrain_settings
+from moco.recipes import pretrain_settings
+from moco.settings import RunSettings
 from moco.train.checkpoints import write_atomically
 from moco.train.run import Run
 

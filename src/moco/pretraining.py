@@ -27,9 +27,10 @@ from moco.data.sources import Source, open_source
 from moco.data.sources.opening import KINDS
 from moco.errors import UserError
 from moco.evaluate.monitor import make_monitor
+from moco.recipes import pretrain_settings
 from moco.report.curves import draw_curves
 from moco.resolve import absolute, resolve
-from moco.settings import PretrainSettings, RunSettings, check_names, explain, pretrain_settings
+from moco.settings import PretrainSettings, RunSettings, check_names, explain
 from moco.train.compiling import compile_encoders
 from moco.train.job import Job
 from moco.train.lock import RunLock

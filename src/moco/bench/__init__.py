@@ -25,8 +25,9 @@ from moco.data.loader import cores
 from moco.data.sources import ArraySource, Source
 from moco.errors import UserError
 from moco.pretraining import named, open_data
+from moco.recipes import pretrain_settings
 from moco.resolve import resolve
-from moco.settings import RunSettings, pretrain_settings
+from moco.settings import RunSettings
 from moco.train.parallel import Processes, best_precision, find_device
 
 SECONDS, FEWEST_SECONDS, MOST_SECONDS = 60.0, 5, 3600

@@ -1,0 +1,100 @@
+"""The verbs that look: eval, health, check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moco.cli.parsing import Given, Parser, add_inspection, leaf
+from moco.errors import UserError
+from moco.evaluation_settings import TASKS, HealthSettings
+from moco.settings import PretrainSettings, nearest
+
+TASK_HELP = {
+    "knn": "nearest neighbours vote on the label",
+    "linear": "a linear classifier on frozen features",
+    "fewshot": "a linear classifier from few labels",
+    "retrieval": "are the nearest pictures of the same label, or the same picture?",
+}
+
+
+def _add_eval(verbs: Any, arguments: list[str]) -> None:
+    usage = "moco eval knn|linear|fewshot|retrieval RUN [DATA] [--test DATA] [--OPTION VALUE ...]"
+    parser = leaf(
+        verbs,
+        "eval",
+        _no_task,
+        help="evaluate what a run has learned, beside an untrained network",
+        usage=usage,
+        description="Evaluate a run (a folder, a checkpoint in one, or the name of a timm model) on labelled pictures.",
+        epilog="example:\n  moco eval linear runs/first photos/ --test more-photos/\n",
+    )
+    tasks = parser.add_subparsers(dest="task", metavar="|".join(TASKS), parser_class=Parser)
+    for task, kind in TASKS.items():
+        add_inspection(
+            tasks, task, _evaluating(task), kind, help=TASK_HELP[task], usage=usage.replace("|".join(TASKS), task)
+        )
+    if len(arguments) > 1 and arguments[0] == "eval" and arguments[1] not in TASKS and arguments[1][:1] != "-":
+        raise UserError(f"unknown evaluation {arguments[1]!r}{nearest(arguments[1], TASKS)} (see moco eval --help)")
+
+
+def _no_task(given: Given) -> int:
+    raise UserError(f"name an evaluation: moco eval {'|'.join(TASKS)} RUN [DATA] (see moco eval --help)")
+
+
+def _evaluating(task: str) -> Callable[[Given], int]:
+    def run(given: Given) -> int:
+        from moco.evaluation import evaluate
+
+        evaluate(task, given.pop("subject"), given.pop("data", None), **given)
+        return 0
+
+    return run
+
+
+def _add_health(verbs: Any, arguments: list[str]) -> None:
+    add_inspection(
+        verbs,
+        "health",
+        _health,
+        HealthSettings,
+        help="is a run healthy: collapse, batch norm leaks, stale keys; exit status 1 if something is bad",
+        usage="moco health RUN [DATA] [--OPTION VALUE ...]",
+        description="Examine a run: each figure with a verdict (good, watch, bad), the reason and what to do.\n"
+        "Exit status 1 if something is bad.",
+        epilog="example:\n  moco health runs/first\n",
+    )
+
+
+def _health(given: Given) -> int:
+    from moco.health import health
+
+    return int(health(given.pop("subject"), given.pop("data", None), **given).verdict == "bad")
+
+
+def _add_check(verbs: Any, arguments: list[str]) -> None:
+    parser = leaf(
+        verbs,
+        "check",
+        _check,
+        help="look at every picture before hours are spent: what there is, what is damaged, what is there twice",
+        usage="moco check DATA [--json FILE] [--fix-list good.txt] [--labels ...] [--workers N]",
+        description="Read every picture: counts by format, size, mode and label, unreadable files with reasons,\n"
+        "exact and near duplicates, and settings that fit.",
+        epilog="example:\n  moco check photos/ --fix-list good.txt && moco pretrain good.txt\n",
+    )
+    parser.add_argument("data", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
+    parser.add_argument("--labels", metavar="NAME", help=PretrainSettings.model_fields["labels"].description)
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that read (default: one for each core)")
+    parser.add_argument("--json", dest="json_file", metavar="FILE", help="write what was found there; - for stdout")
+    parser.add_argument("--fix-list", metavar="FILE", help="write the paths of the good pictures there (.txt)")
+
+
+def _check(given: Given) -> int:
+    from moco.check import run_check
+
+    run_check(given.pop("data"), **given)
+    return 0
+
+
+VERBS = (_add_eval, _add_health, _add_check)

@@ -1,0 +1,79 @@
+"""What the verbs' parsers are made of. Mistakes become one line, with the nearest name where a name is wrong.
+
+The parser is made here in a few lines rather than by a library, since layered settings (recipe < file < flags) need
+to know which flags were really given, and a mistake should be one line with the nearest name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import textwrap
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from pydantic import BaseModel
+
+from moco.errors import UserError
+from moco.options import add_options
+from moco.recipes import RECIPES
+from moco.settings import PretrainSettings
+
+Given = dict[str, Any]
+"""What was given on the command line, by name."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises its complaints, for `cli.main` to show."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help that keeps descriptions as they are written, and flags whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # or it would tear flags apart
+
+
+def leaf(verbs: Any, name: str, run: Callable[[Given], int], **texts: str) -> argparse.ArgumentParser:
+    """The parser of a verb that `run` runs with what was given."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, formatter_class=Help, argument_default=argparse.SUPPRESS, allow_abbrev=False, **texts
+    )
+    parser.set_defaults(run_verb=run, own_parser=parser)
+    return parser
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """DATA, one or several."""
+    parser.add_argument("data", nargs="*", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
+
+
+def add_training_options(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """--config and a flag for each setting of a training. `arguments` choose the recipe whose defaults are shown."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    recipe = next((b for a, b in itertools.pairwise(words) if a == "--recipe"), "v2")
+    add_options(parser, PretrainSettings, skip=frozenset({"data"}), defaults=RECIPES.get(recipe, {}))
+
+
+def add_nproc(parser: argparse.ArgumentParser) -> None:
+    """--nproc, which `cli.main` acts on."""
+    parser.add_argument("--nproc", type=_processes, metavar="N", help="processes on this machine (default: 1)")
+
+
+def _processes(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise UserError(f"--nproc {text}: must be a number of processes, 1 or more")
+    return int(text)
+
+
+def add_inspection(verbs: Any, name: str, run: Callable[[Given], int], kind: type[BaseModel], **texts: str) -> None:
+    """The parser of a verb that looks at a run: RUN, DATA, and a flag for each field of its settings."""
+    parser = leaf(verbs, name, run, **texts)
+    parser.add_argument("subject", metavar="RUN", help="run folder, a checkpoint in one, or the name of a timm model")
+    parser.add_argument("data", nargs="?", metavar="DATA", help=kind.model_fields["data"].description)
+    add_options(parser, kind, skip=frozenset({"data"}), defaults={})
