@@ -19,9 +19,10 @@ from pathlib import Path
 import reference_recipe
 import torch
 
+from moco.building import build_model
 from moco.data import fashion
 from moco.data.sources import ArraySource
-from moco.pretraining import build_model, build_stream
+from moco.pretraining import build_stream
 from moco.recipes import pretrain_settings
 from moco.resolve import resolve
 from moco.train.job import Job

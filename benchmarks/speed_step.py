@@ -25,12 +25,13 @@ from measure import Elsewhere, in_turns, show, summary, write
 from reference_recipe import BN_GROUPS, GroupedBatchNorm
 from torch import Tensor, nn
 
+from moco.building import build_model
 from moco.contrast.batchnorm import encode_in_groups
 from moco.contrast.dictionary import Queue
 from moco.data.loader import Batch
 from moco.data.sources import ArraySource
 from moco.data.views import normalize
-from moco.pretraining import build_model, build_stream
+from moco.pretraining import build_stream
 from moco.recipes import pretrain_settings
 from moco.resolve import resolve
 from moco.settings import RunSettings

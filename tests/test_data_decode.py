@@ -1,6 +1,7 @@
 """Every kind of file becomes the same kind of array; every damaged one a DecodeError."""
 
 import io
+import zlib
 
 import cv2
 import numpy as np
@@ -315,3 +316,30 @@ def test_a_damaged_file_is_a_picture_or_a_decode_error(photographs, place, byte,
     assert pixels.dtype == np.uint8
     assert pixels.ndim == 3
     assert pixels.shape[2] == 3
+
+
+def png(*chunks):
+    """A PNG file of these chunks, (kind, content), with right checksums."""
+    parts = [len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+             for kind, content in chunks]  # fmt: skip
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_odd_and_damaged_pngs_say_nothing_on_stderr(photo, capfd):
+    """libpng warns of profiles, texts and checksums past Python: hundreds of lines beside the progress bar."""
+    pixels = np.asarray(photo)
+    rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))
+    size = photo.width.to_bytes(4, "big") + photo.height.to_bytes(4, "big")
+    first, last = (b"IHDR", size + bytes((8, 2, 0, 0, 0))), (b"IEND", b"")
+    bad_profile = b"sRGB\0\0" + zlib.compress(bytes(3000))
+    odd = [(b"iCCP", b"x" * 40), (b"iCCP", bad_profile), (b"cHRM", bytes(32)), (b"tEXt", b"no end"), (b"oops", b"")]
+    for chunk in odd:
+        assert (decode(png(first, chunk, (b"IDAT", rows), last), 3) == pixels).all()
+    whole = png(first, (b"IDAT", rows[:3000]), (b"IDAT", rows[3000:]), last)
+    assert (decode(whole, 3) == pixels).all()
+    changed = bytearray(whole)
+    changed[1000] ^= 4
+    for damaged in (bytes(changed), whole[:5000], whole[:-30]):
+        with pytest.raises(DecodeError):
+            decode(damaged, 3)
+    assert capfd.readouterr().err == ""

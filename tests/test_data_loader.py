@@ -85,6 +85,24 @@ def test_permutation_is_a_pure_function():
     assert order.dtype == np.int64
 
 
+def test_repeated_pictures_come_evenly_and_with_other_views(tiles):
+    repeated = stream(ArraySource(tiles), repeat=3, batch_size=16)
+    assert repeated.steps_per_epoch == 9
+    ids = np.concatenate([repeated.ids(step) for step in range(18)])
+    assert (np.bincount(ids) == 6).all()
+    assert all(sorted(ids[start : start + 48]) == list(range(48)) for start in range(0, 288, 48))
+    first, again = (repeated.batch(step) for step in (0, 3))
+    seen = {int(number): view for number, view in zip(first.ids, first.query, strict=True)}
+    pairs = zip(again.ids.tolist(), again.query, strict=True)
+    shared = [(view, seen[number]) for number, view in pairs if number in seen]
+    assert shared
+    assert not any(torch.equal(one, other) for one, other in shared)
+    few = stream(ArraySource(tiles[:5]), repeat=4, batch_size=16)  # a batch larger than the data
+    assert (np.bincount(few.ids(0)) >= 3).all()
+    with pytest.raises(UserError, match="10 images are fewer than one batch of 16"):
+        stream(ArraySource(tiles[:5]), repeat=2, batch_size=16)
+
+
 @pytest.mark.parametrize("way", ["image", "split", "batch"])
 def test_shapes_and_types(tiles, way):
     batch = stream(ArraySource(tiles), way=way).batch(0)

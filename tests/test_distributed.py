@@ -1,5 +1,6 @@
 """Several processes with gloo on the CPU: the same training as one process, equal queues, shuffled keys."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from several import in_processes
 
 import moco
 from moco.data import fashion
@@ -84,8 +87,6 @@ def test_batch_norm_shuffles_across_processes_and_queues_stay_equal(tmp_path):
 
 @pytest.mark.dist
 def test_torchrun_on_the_command_line(tmp_path):
-    import numpy as np
-
     np.savez(tmp_path / "x.npz", x=fashion.load()[0][:64])
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "moco", "pretrain",
@@ -110,14 +111,11 @@ def test_torchrun_on_the_command_line(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_a_killed_process_brings_the_group_back_from_the_last_checkpoint(tmp_path, processes):
-    import numpy as np
-
     np.savez(tmp_path / "x.npz", x=fashion.load()[0][:128])
-    (tmp_path / "run.yaml").write_text("monitor: none")  # torchrun takes --monitor for an abbreviation of its own
     words = [
-        "-m", "moco", "pretrain", str(tmp_path / "x.npz"), "--recipe", "small", "--base-width", "8",
+        "-m", "--", "moco", "pretrain", str(tmp_path / "x.npz"), "--recipe", "small", "--base-width", "8",
         "--batch-size", "32", "--epochs", "12", "--device", "cpu", "--threads", "1", "--precision", "fp32",
-        "--no-tensorboard", "--log-every", "2", "--save-every", "3", "--config", str(tmp_path / "run.yaml"),
+        "--no-tensorboard", "--log-every", "2", "--save-every", "3", "--monitor", "none",
     ]  # fmt: skip
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -155,8 +153,6 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.dist
 def test_nproc_starts_the_same_and_a_mistake_stays_one_line(tmp_path):
-    import numpy as np
-
     np.savez(tmp_path / "x.npz", x=fashion.load()[0][:64])
     words = [
         sys.executable, "-m", "moco", "pretrain", "x.npz", "--nproc", "2", "--recipe", "small", "--base-width", "8",
@@ -169,3 +165,191 @@ def test_nproc_starts_the_same_and_a_mistake_stays_one_line(tmp_path):
     assert again.returncode == 2
     assert again.stderr.count("moco: run already holds a run") == 1
     assert "Traceback" not in again.stderr
+
+
+SHARED_CHECK = """
+import json, torch
+from moco.data import fashion
+from moco.data.sources import ArraySource
+from moco.evaluate import monitor
+from moco.recipes import pretrain_settings
+from moco.resolve import resolve
+from moco.train.parallel import processes
+from moco.train.run import backbone_of
+
+def check(own, kind, count, chunk):
+    monitor.BATCH = chunk
+    source = ArraySource(*(array[:count] for array in fashion.load()[:2]))
+    asked = pretrain_settings(recipe="small", base_width=8, batch_size=6, precision="fp32", monitor=kind, threads=1)
+    settings = resolve(asked, source, own)
+    torch.manual_seed(0)
+    backbone = backbone_of(settings).train()
+    if rank:  # as in training: running statistics of its own
+        for buffer in backbone.buffers():
+            buffer.data.add_(rank)
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    numbers = torch.get_rng_state()
+    figures = monitor.make_monitor(source, settings, own.device)(backbone)
+    assert all(module.training for module in backbone.modules())
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+    assert all(parameter.grad is None for parameter in backbone.parameters())
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert bool(figures) == own.main
+    return figures
+
+with processes("cpu") as own:
+    cases = [(kind, count, chunk) for kind in ("knn", "retrieval") for count, chunk in CASES]
+    found = [check(own, *case) for case in cases]
+if own.main:
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.dist
+def test_a_shared_check_gives_the_figures_of_one_process_and_changes_nothing():
+    """Unequal shares, processes without any, and running statistics that differ: the same to the last bit."""
+    cases = [(7, 1), (7, 2), (7, 256), (300, 64)]  # pictures, and how many are encoded at once
+    said = in_processes(SHARED_CHECK.replace("CASES", repr(cases)), [1, 2, 3]).splitlines()
+    one, two, three = (json.loads(line) for line in said)
+    assert one == two == three
+    assert [set(figures) for figures in one[::4]] == [
+        {"knn_accuracy"}, {"retrieval", "alignment", "uniformity", "effective_rank"},
+    ]  # fmt: skip
+    assert 0.2 < one[3]["knn_accuracy"] < 0.9
+
+
+STOPPED = """
+import os, signal, sys
+from moco.cli import main
+from moco.contrast.moco import MomentumContrast
+from moco.train import parallel
+
+sys.stderr = sys.stdout
+os.chdir(os.environ["FOLDER"])
+if os.environ["WATCHED"] == "True":
+    there = parallel._patience
+    parallel._patience = lambda _, seconds: there("nccl", seconds)
+original = MomentumContrast.end_step
+def stop(model):
+    original(model)
+    if model.step == 3 and rank == int(os.environ["VICTIM"]):
+        print(f"victim {os.getpid()}", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+MomentumContrast.end_step = stop
+sys.exit(main([
+    "pretrain", "x.npz", "--recipe", "small", "--base-width", "8", "--batch-size", "24", "--epochs", "9",
+    "--device", "cpu", "--threads", "1", "--precision", "fp32", "--monitor", "none", "--no-tensorboard",
+    "--timeout", "0.05", "--out", "run",
+]))
+"""
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("victim", "watched"), [(2, False), (0, False), (1, True)])
+def test_a_stopped_process_is_named_by_those_who_wait_for_it(tmp_path, victim, watched):
+    """watched: as with NCCL, whose waiting raises nothing."""
+    np.savez(tmp_path / "x.npz", x=fashion.load()[0][:96])
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps it
+    said = in_processes(
+        STOPPED, [3], statuses=[None if rank == victim else 1 for rank in range(3)], port=store.port,
+        TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_RESTART_COUNT=0, FOLDER=tmp_path, VICTIM=victim,
+        WATCHED=watched,
+    )  # fmt: skip
+    (pid,) = [line.removeprefix("victim ") for line in said.splitlines() if line.startswith("victim ")]
+    (line,) = [line for line in said.splitlines() if line.startswith("moco: ")]
+    assert line.startswith(f"moco: process {victim} of 3 (pid {pid} on ")
+    assert "gives no sign of life since" in line
+    assert line.count("process ") == 1
+    assert "moco resume" in line
+    assert "Traceback" not in said
+
+
+RUNS = """
+import os, sys
+import numpy as np
+import moco
+from moco.data import fashion
+
+folder, given = os.environ["FOLDER"], eval(os.environ["GIVEN"])
+pictures = fashion.load()[0][:64]
+if os.environ.get("STOP_AFTER"):  # epochs of the whole training decide the learning rate: it is cut, not shortened
+    from moco.train.job import Job
+    save = Job.save
+    def save_and_stop(job, step, **more):
+        save(job, step, **more)
+        if step == int(os.environ["STOP_AFTER"]):
+            job.saver.close()
+            os.kill(os.getpid(), 2)
+    Job.save = save_and_stop
+try:
+    if os.environ.get("RESUME"):
+        moco.resume(folder, data=pictures, quiet=rank > 0 or "WORDS" not in os.environ)
+    else:
+        moco.pretrain(pictures, out=f"{folder}-{world}", quiet=True, **given)
+except KeyboardInterrupt:
+    pass
+"""
+WITHOUT_BATCH_NORM = {
+    "recipe": "small", "backbone": "test_vit", "image_size": 32, "epochs": 10, "batch_size": 32,
+    "queue_size": 80, "precision": "fp32", "monitor": "none", "tensorboard": False, "log_every": 1, "device": "cpu",
+    "threads": 1, "learning_rate": 0.03, "save_every": "none",
+}  # fmt: skip
+WITH_BATCH_NORM = WITHOUT_BATCH_NORM | {"backbone": "resnet18", "base_width": 8}
+TOLERANCE = 1e-4
+"""Of losses without batch norm, over 20 steps, whatever the number of processes: what docs/scale.md promises."""
+
+
+def losses(folder: Path) -> list[float]:
+    found = {line["step"]: line["loss"] for line in moco.Run(folder).metrics() if "loss" in line}
+    return [found[step] for step in sorted(found)]
+
+
+@pytest.mark.dist
+def test_without_batch_norm_losses_agree_whatever_the_number_of_processes_even_if_it_changes(tmp_path):
+    """20 steps on 1, 2 and 4 processes; half of them on 1, the rest on 2; and the other way round."""
+    more = {"GIVEN": repr(WITHOUT_BATCH_NORM)}
+    in_processes(RUNS, [1, 2, 4], FOLDER=tmp_path / "whole", **more)
+    expected = losses(tmp_path / "whole-1")
+    assert len(expected) == 20
+    slower = moco.pretrain(
+        fashion.load()[0][:64],
+        out=str(tmp_path / "slower"),
+        quiet=True,
+        **(WITHOUT_BATCH_NORM | {"learning_rate": 0.02}),
+    )
+    assert abs(losses(slower.path)[-1] - expected[-1]) > 20 * TOLERANCE  # it learns: equal losses are no accident
+    for world in (2, 4):
+        assert losses(tmp_path / f"whole-{world}") == pytest.approx(expected, abs=TOLERANCE)
+    in_processes(RUNS, [1, 2], FOLDER=tmp_path / "half", STOP_AFTER=10, **more)
+    for before, after in ((1, 2), (2, 1)):
+        folder = tmp_path / f"half-{before}"
+        assert moco.Run(folder).load()["step"] == 11
+        in_processes(RUNS, [after], FOLDER=folder, RESUME=1)
+        assert losses(folder) == pytest.approx(expected, abs=TOLERANCE)
+        assert losses(folder)[:11] == losses(tmp_path / f"whole-{before}")[:11]
+        settings = moco.Run(folder).settings
+        assert (settings.processes, settings.bn_groups, settings.shuffle_bn) == (after, 1, False)
+
+
+@pytest.mark.dist
+def test_groups_of_one_process_are_the_processes_of_several(tmp_path):
+    """Split in 4 groups on one process, in 2 on two, or one each on four: the same pictures are normalised together.
+
+    Equal to rounding as long as training has not magnified it; and a run that changes from one to the other goes on
+    with the same groups.
+    """
+    given = WITH_BATCH_NORM | {"bn_groups": 4}
+    in_processes(RUNS, [1], FOLDER=tmp_path / "run", GIVEN=repr(given))
+    in_processes(RUNS, [2], FOLDER=tmp_path / "run", GIVEN=repr(given | {"bn_groups": 2}))
+    in_processes(RUNS, [4], FOLDER=tmp_path / "run", GIVEN=repr(given | {"bn_groups": 1}))
+    in_processes(RUNS, [1], FOLDER=tmp_path / "plain", GIVEN=repr(given | {"bn_groups": 1}))
+    one, two, four, plain = (losses(tmp_path / name) for name in ("run-1", "run-2", "run-4", "plain-1"))
+    assert two[:5] == pytest.approx(one[:5], abs=1e-3)
+    assert four[:5] == pytest.approx(one[:5], abs=1e-3)
+    assert max(abs(a - b) for a, b in zip(one[:5], plain[:5], strict=True)) > 1e-2  # the groups do make a difference
+    in_processes(RUNS, [1], FOLDER=tmp_path / "half", GIVEN=repr(given), STOP_AFTER=10)
+    said = in_processes(RUNS, [4], FOLDER=tmp_path / "half-1", RESUME=1, WORDS=1)
+    assert "batch norm:" not in said
+    settings = moco.Run(tmp_path / "half-1").settings
+    assert (settings.processes, settings.bn_groups, settings.shuffle_bn) == (4, 1, True)
+    assert losses(tmp_path / "half-1")[11:16] == pytest.approx(one[11:16], abs=1e-3)

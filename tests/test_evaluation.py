@@ -1,17 +1,24 @@
 """`moco eval` from end to end on a tiny run of real pictures: tables, files, baselines, and what it refuses."""
 
+import functools
 import json
 
 import numpy as np
 import pytest
 import timm
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from sklearn.neighbors import KNeighborsClassifier
 
 import moco
 from moco.data import fashion
+from moco.data.loader import evaluation_batches
+from moco.data.sources import ArraySource
 from moco.errors import UserError
-from moco.evaluate.linear import few_labels, linear_accuracy
+from moco.evaluate.cache import weights_fingerprint
+from moco.evaluate.features import encode
+from moco.evaluate.linear import few_labels, linear_accuracy, linear_probe
 from moco.evaluation import evaluate
 from moco.evaluation.comparison import Comparison
 
@@ -119,10 +126,6 @@ def test_linear_fast_is_the_probe_on_the_same_features(run):
     )
     assert list(found.rows) == ["pre-trained"]
     settings = run.settings
-    from moco.data.loader import evaluation_batches
-    from moco.data.sources import ArraySource
-    from moco.evaluate.features import encode
-
     bank, test = (
         encode(
             run.backbone(),
@@ -167,6 +170,84 @@ def test_few_labels_are_balanced_and_drawn_several_times(run):
     with pytest.raises(UserError, match=r"class \d has only \d+ rows, 300 were asked for"):
         evaluate("fewshot", run, shots=[300], quiet=True)
     assert len(few_labels(torch.arange(10).repeat(4), 2)) == 20
+
+
+@pytest.fixture
+def quick_probe(monkeypatch):
+    """One L2 penalty instead of a search, where the probe is not what is tested."""
+    probe = functools.partial(linear_probe, strengths=(0.1,))
+    monkeypatch.setattr("moco.evaluation.figures.linear_probe", probe)
+
+
+def fine_tuned(run, **given):
+    x, y, x_test, y_test = fashion.load()
+    common = {"labels": y[:160], "test": x_test[:100], "test_labels": y_test[:100], "quiet": True, "seed": 1}
+    amounts = {"draws": 1, "steps": 4, "epochs": 1, "batch_size": 40, "baseline": False}
+    return evaluate("finetune", run, x[:160], **(common | amounts | given))
+
+
+def test_fine_tuning_beside_scratch_and_probe_leaves_the_run_as_it_was(run, quick_probe, tmp_path):
+    before = {path: path.read_bytes() for path in (run.path / "checkpoints").iterdir()}
+    file = tmp_path / "tuned.safetensors"
+    _, _, x_test, y_test = fashion.load()
+    found = fine_tuned(run, draws=2, scratch=True, validation_share=0.35, save=file)
+    rows, trainings = found.rows, found.details["trainings"]
+    assert list(rows) == ["pre-trained, fine-tuned", "supervised from scratch", "pre-trained, linear probe"]
+    for label in ("pre-trained, fine-tuned", "supervised from scratch"):
+        draws = found.details["draws"][label]["all labels"]
+        assert rows[label]["all labels"] == pytest.approx(np.mean(draws))
+        assert rows[label]["all labels ±"] == pytest.approx(np.std(draws, ddof=1))
+        assert [note["seed"] for note in trainings[label]] == [1, 2]
+    assert {path: path.read_bytes() for path in (run.path / "checkpoints").iterdir()} == before
+    assert read(run, "finetune")["weights"] == weights_fingerprint(run.backbone())
+
+    # What was saved is the training with the best validation part, and gives its figure.
+    notes = trainings["pre-trained, fine-tuned"]
+    best = max(range(2), key=lambda number: notes[number]["validation accuracy"])
+    with safe_open(file, "pt") as held:
+        about = {name: json.loads(value) for name, value in held.metadata().items()}
+    assert about["classes"] == [str(label) for label in range(10)]
+    assert (about["image_size"], about["channels"], about["base_width"]) == (16, 1, 4)
+    network = torch.nn.Sequential()
+    network.add_module("backbone", run.new_backbone())
+    network.add_module("classifier", torch.nn.Linear(32, 10))
+    network.load_state_dict(load_file(file))
+    logits = encode(
+        network, evaluation_batches(ArraySource(x_test), range(100), size=16, channels=1, batch_size=100),
+        mean=about["mean"], std=about["std"], device="cpu",
+    )  # fmt: skip
+    accuracy = float((logits.argmax(1) == torch.from_numpy(y_test[:100])).double().mean())
+    assert accuracy == found.details["draws"]["pre-trained, fine-tuned"]["all labels"][best]
+    confusion = np.array(found.details["confusion"])
+    assert confusion.trace() / 100 == pytest.approx(accuracy)
+
+
+def test_fine_tuning_on_few_labels_holds_nothing_back_and_says_so(run, quick_probe):
+    found = fine_tuned(run, shots=[2, 6])
+    assert list(found.rows["pre-trained, fine-tuned"]) == ["2 per class", "6 per class"]
+    notes = found.details["trainings"]["pre-trained, fine-tuned"]
+    assert [(note["labels"], note["validation accuracy"]) for note in notes] == [(20, None), (60, None)]
+    assert any(note.startswith("20 labels are too few to hold some back") for note in found.notes)
+
+
+def test_the_contrastive_loss_beside_the_labels(run, quick_probe):
+    x = fashion.load()[0]
+    plain, zero = fine_tuned(run), fine_tuned(run, contrastive_weight=0.0)
+    for one in (plain, zero):
+        one.details.pop("settings")
+    assert plain.details == zero.details
+    both = fine_tuned(run, contrastive_weight=0.5, unlabelled=x[400:500])
+    label = "pre-trained, fine-tuned + 0.5 × contrast"
+    (note,) = both.details["trainings"][label]
+    (before,) = plain.details["trainings"]["pre-trained, fine-tuned"]
+    assert note["losses"] != before["losses"]
+    assert list(note["losses"]) == list(note["contrastive losses"]) == [4]
+    assert 0 < note["contrastive losses"][4] < 2 * np.log(129)
+
+
+def test_a_network_that_is_trained_from_scratch_in_few_shot_learns(run, quick_probe):
+    found = evaluate("fewshot", run, shots=[10], draws=1, scratch=True, scratch_steps=40, baseline=False, quiet=True)
+    assert found.rows["supervised from scratch"]["10 per class"] > 0.2
 
 
 def test_retrieval_by_label_and_by_view(run):
@@ -228,6 +309,28 @@ def test_what_is_worth_a_note(run):
         ("knn", None, "pictures", {"labels": np.zeros(20, int)}, "pictures of one class only"),
         ("linear", None, "pictures", {"labels": np.arange(19)}, "19 labels for 20 images"),
         ("knn", None, "no/such.npz", {}, "no such file or folder"),
+        (
+            "finetune",
+            "resnet18",
+            "pictures",
+            {"labels": np.arange(20) % 2, "contrastive_weight": 0.1},
+            "--contrastive-weight is for runs: resnet18 is a timm model, without a projection head",
+        ),
+        (
+            "finetune",
+            None,
+            "pictures",
+            {"labels": np.arange(20) % 2, "unlabelled": np.zeros((4, 8, 8))},
+            "set --contra",
+        ),
+        (
+            "finetune",
+            None,
+            "pictures",
+            {"labels": np.arange(20) % 2, "save": "no/such/w.safetensors"},
+            "cannot save to",
+        ),
+        ("knn", None, "pictures", {"labels": np.arange(20) % 2, "unlabelled": np.zeros(4)}, "unknown setting"),
         ("fewshot", "resnet18", "pictures", {"labels": np.arange(20) % 2, "shots": [1], "scratch": True}, "untrained"),
     ],
 )

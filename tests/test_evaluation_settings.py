@@ -4,7 +4,15 @@ import sys
 import pytest
 
 from moco.errors import UserError
-from moco.evaluation_settings import TASKS, FewShotSettings, HealthSettings, KnnSettings, LinearSettings, inspection
+from moco.evaluation_settings import (
+    TASKS,
+    FewShotSettings,
+    FineTuneSettings,
+    HealthSettings,
+    KnnSettings,
+    LinearSettings,
+    inspection,
+)
 
 
 def test_every_field_is_described_and_starts_at_a_value_that_is_allowed():
@@ -20,6 +28,7 @@ def test_percentages_and_sources_of_labels_go_together():
     assert found.shares == (0.01, 0.1)
     assert found.label_source == "y.npy"
     assert inspection(FewShotSettings, {"labels": "5%"}).shares == (0.05,)
+    assert inspection(FineTuneSettings, {}).shares == ()  # all labels
     assert inspection(FewShotSettings, {"shots": (1, 5), "labels": "folder"}).label_source == "folder"
 
 
@@ -37,6 +46,11 @@ def test_percentages_and_sources_of_labels_go_together():
         (FewShotSettings, {"labels": ["a.npy", "b.npy"]}, "takes percentages"),
         (FewShotSettings, {"labels": ["200%"]}, "above 0 and below 100, not 200%"),
         (FewShotSettings, {"shots": (0,)}, "shots"),
+        (FineTuneSettings, {"shots": (1,), "labels": ["1%"]}, "either --labels"),
+        (FineTuneSettings, {"unlabelled": "photos/"}, "--unlabelled is for the contrastive loss"),
+        (FineTuneSettings, {"save": "weights.pt"}, "must end in .safetensors"),
+        (FineTuneSettings, {"layer_decay": 1.5}, "layer_decay = 1.5"),
+        (FineTuneSettings, {"validation_share": 1}, "validation_share = 1"),
     ],
 )
 def test_mistakes_are_one_line(kind, given, message):

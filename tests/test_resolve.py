@@ -7,7 +7,8 @@ import torch
 from moco.data.sources import ArraySource
 from moco.errors import UserError
 from moco.recipes import pretrain_settings
-from moco.resolve import resolve
+from moco.resolve import resolve, statistics_change
+from moco.settings import PretrainSettings
 from moco.train.parallel import Processes, best_precision, find_device
 
 
@@ -34,6 +35,35 @@ def test_queue_size_follows_the_data(images, size):
     pictures = np.broadcast_to(np.uint8(7), (images, 1, 1))
     assert found(pictures, batch_size=64).queue_size == size
     assert found(pictures, batch_size=64, queue_size=77).queue_size == 77
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "momentum"),
+    [(1_281_167, 200, 0.999), (256 * 25, 200, 0.999), (2560, 50, 0.99), (256, 50, 0.9), (256, 1, 0.5)],
+)
+def test_momentum_follows_the_number_of_steps(images, epochs, momentum):
+    pictures = np.broadcast_to(np.uint8(7), (images, 1, 1))
+    given = {"recipe": "v2", "backbone": "resnet18", "image_size": 16, "epochs": epochs}
+    assert found(pictures, **given).momentum == pytest.approx(momentum)
+    assert found(pictures, **given, momentum=0.25).momentum == 0.25
+
+
+@pytest.mark.parametrize(
+    ("backbone", "epochs", "warmup"),
+    [("resnet18", 100, 10), ("resnet18", 1000, 10), ("resnet18", 5, 0.5), ("vit_tiny_patch16_224", 300, 40)],
+)
+def test_the_warm_up_of_v3_is_the_papers_and_follows_short_trainings(backbone, epochs, warmup):
+    given = {"recipe": "v3", "backbone": backbone, "base_width": None, "image_size": 32, "batch_size": 64}
+    assert found(**given, epochs=epochs).warmup_epochs == pytest.approx(warmup)
+    assert found(**given, epochs=epochs, warmup_epochs=1).warmup_epochs == 1
+    assert found(recipe="v2", backbone="resnet18", image_size=16, epochs=100).warmup_epochs == 0
+
+
+def test_small_data_may_be_repeated():
+    few = np.zeros((50, 8, 8), np.uint8)
+    with pytest.raises(UserError, match=r"50 images, fewer than one batch of 256: .*--batch-size 50 .*--repeat 6 "):
+        found(few)
+    assert found(few, repeat=6).repeat == 6
 
 
 def test_batch_norm_groups_and_shuffling():
@@ -113,3 +143,43 @@ def test_devices(monkeypatch):
     assert find_device("cuda:1", 2) == torch.device("cuda", 1)
     with pytest.raises(UserError, match="there are 4 CUDA devices"):
         find_device("cuda:4")
+
+
+def continued(before, world, **given):
+    """Settings of a run that `before` processes trained, continued by `world`."""
+    images = np.random.default_rng(0).integers(0, 255, (600, 8, 8), np.uint8)
+    first = found(images, world=before, **given)
+    asked = PretrainSettings(**first.model_dump(exclude={"processes"}))
+    own = Processes(0, world, torch.device("cpu"))
+    return first, resolve(asked, ArraySource(images), own, trained_by=first.processes)
+
+
+@pytest.mark.parametrize(
+    ("before", "groups", "after", "expected"),
+    [
+        (1, 8, 2, (4, True)), (1, 8, 8, (1, True)), (8, 1, 1, (8, True)), (8, 1, 2, (4, True)), (2, 2, 1, (4, True)),
+        (1, 1, 1, (1, False)), (1, 1, 4, (1, True)), (1, 8, 3, (3, True)),
+    ],
+)  # fmt: skip
+def test_another_number_of_processes_keeps_the_groups_of_batch_norm(before, groups, after, expected):
+    first, now = continued(before, after, bn_groups=groups, batch_size=96)
+    assert (now.bn_groups, now.shuffle_bn) == expected
+    assert now.processes == after
+    change = statistics_change(first, now)
+    if groups * before == expected[0] * after:
+        assert change is None
+    else:
+        assert f"{96 / (expected[0] * after):g} pictures are normalised together from here on" in change
+
+
+def test_another_number_of_processes_leaves_what_was_chosen():
+    assert continued(1, 2, bn_groups=8, batch_size=96, shuffle_bn=False)[1].shuffle_bn is False
+    kept = {"backbone": "vit_tiny_patch16_224", "base_width": None, "image_size": 32, "batch_size": 96}
+    for before, after in ((1, 2), (2, 1)):
+        now = continued(before, after, **kept)[1]
+        assert (now.bn_groups, now.shuffle_bn) == (1, False)
+
+
+def test_a_run_that_does_not_know_its_processes_keeps_its_settings():
+    first, now = continued(1, 1, bn_groups=8, batch_size=96)
+    assert statistics_change(first.model_copy(update={"processes": None}), now) is None

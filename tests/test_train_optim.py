@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from moco.recipes import pretrain_settings
-from moco.train.optim import learning_rate, sgd
+from moco.train.optim import learning_rate, make_optimizer
 
 
 def test_the_rate_grows_linearly_with_the_global_batch():
@@ -47,10 +47,10 @@ def test_warm_up_rises_to_the_peak_and_the_cosine_starts_there():
 
 def test_weight_decay_spares_norm_and_bias_only_where_asked():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    (everything,) = sgd(net, pretrain_settings()).param_groups
+    (everything,) = make_optimizer(net, pretrain_settings()).param_groups
     assert everything["weight_decay"] == 1e-4
     assert len(everything["params"]) == 4
-    decayed, spared = sgd(net, pretrain_settings(decay_norm_and_bias=False)).param_groups
+    decayed, spared = make_optimizer(net, pretrain_settings(decay_norm_and_bias=False)).param_groups
     assert [tuple(p.shape) for p in decayed["params"]] == [(4, 3, 3, 3)]
     assert [p.ndim for p in spared["params"]] == [1, 1, 1]
     assert spared["weight_decay"] == 0
@@ -58,4 +58,4 @@ def test_weight_decay_spares_norm_and_bias_only_where_asked():
 
 def test_frozen_parameters_are_left_out():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
-    assert len(sgd(net, pretrain_settings()).param_groups[0]["params"]) == 2
+    assert len(make_optimizer(net, pretrain_settings()).param_groups[0]["params"]) == 2

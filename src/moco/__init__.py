@@ -20,10 +20,11 @@ _HOME = {
     "PretrainSettings": "moco.settings",
     "Queue": "moco.contrast.dictionary",
     "Run": "moco.train.run",
-    "StepOutput": "moco.contrast.moco",
+    "StepOutput": "moco.contrast.method",
     "TrainingError": "moco.errors",
     "UserError": "moco.errors",
     "backbone": "moco.pretraining",
+    "embed": "moco.embedding",
     "info_nce": "moco.contrast.losses",
     "pretrain": "moco.pretraining",
     "resume": "moco.pretraining",
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from moco.contrast.dictionary import Queue as Queue
     from moco.contrast.losses import Contrast as Contrast
     from moco.contrast.losses import info_nce as info_nce
+    from moco.contrast.method import StepOutput as StepOutput
     from moco.contrast.moco import MomentumContrast as MomentumContrast
-    from moco.contrast.moco import StepOutput as StepOutput
+    from moco.embedding import embed as embed
     from moco.errors import Interrupted as Interrupted
     from moco.errors import TrainingError as TrainingError
     from moco.errors import UserError as UserError

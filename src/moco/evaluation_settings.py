@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from moco.errors import UserError
 from moco.settings import check_names, explain
+
+UNLABELLED_HINT = "--unlabelled is for the contrastive loss: set --contrastive-weight too, such as 0.3"
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(gt=0)]
@@ -81,8 +83,8 @@ class LinearSettings(EvaluationSettings, LabelSettings):
     batch_size: Count = Field(256, description="paper: pictures per step")
 
 
-class FewShotSettings(EvaluationSettings):
-    """Few labels"""
+class AmountSettings(BaseModel):
+    """How many labels"""
 
     labels: tuple[str, ...] = Field(
         (),
@@ -90,10 +92,6 @@ class FewShotSettings(EvaluationSettings):
         "come from, as for the other evaluations (auto, folder or a .npy file)",
     )
     shots: tuple[Count, ...] = Field((), description="labels per class to learn from, such as 1 5 10")
-    draws: Count = Field(5, description="how often labels are drawn; mean and standard deviation are shown")
-    scratch: bool = Field(False, description="train the same network from scratch on the same labels as well")
-    scratch_steps: Count = Field(1000, description="optimiser steps of that training")
-    scratch_lr: float = Field(0.05, gt=0, description="learning rate of that training, at a batch of 64")
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -111,7 +109,7 @@ class FewShotSettings(EvaluationSettings):
         return next((word for word in self.labels if not word.endswith("%")), "")
 
     @model_validator(mode="after")
-    def _something(self) -> FewShotSettings:
+    def _amounts(self) -> Self:
         try:
             shares = self.shares
         except ValueError:
@@ -120,8 +118,67 @@ class FewShotSettings(EvaluationSettings):
             raise ValueError(f"labels takes percentages such as 1% 10%, not {' '.join(self.labels)}")
         if not all(0 < share < 1 for share in shares):
             raise ValueError(f"labels takes percentages above 0 and below 100, not {' '.join(self.labels)}")
-        if bool(shares) == bool(self.shots):
+        if shares and self.shots:
             raise ValueError("name how many labels: either --labels 1% 10% or --shots 1 5 10 (per class)")
+        return self
+
+
+class FewShotSettings(EvaluationSettings, AmountSettings):
+    """Few labels"""
+
+    draws: Count = Field(5, description="how often labels are drawn; mean and standard deviation are shown")
+    scratch: bool = Field(False, description="train the same network from scratch on the same labels as well")
+    scratch_steps: Count = Field(1000, description="optimiser steps of that training")
+    scratch_lr: float = Field(0.05, gt=0, description="learning rate of that training, at a batch of 64")
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.shares and not self.shots:
+            raise ValueError("name how many labels: either --labels 1% 10% or --shots 1 5 10 (per class)")
+        return self
+
+
+class FineTuneSettings(EvaluationSettings, AmountSettings):
+    """Fine-tuning"""
+
+    draws: Count = Field(
+        3, description="trainings, each with its own labels, validation part and order; mean and standard deviation"
+    )
+    scratch: bool = Field(False, description="train the same network from random weights as well, in the same way")
+    epochs: Count = Field(30, description="passes over the labelled pictures")
+    steps: Count = Field(1000, description="optimiser steps at least, however few pictures there are")
+    batch_size: Count = Field(64, description="pictures per step")
+    optimizer: Literal["auto", "sgd", "adamw"] = Field(
+        "auto", description="how weights are changed: sgd where the network has batch norm, else adamw"
+    )
+    lr: Auto | Annotated[float, Field(gt=0)] = Field(
+        "auto", description="learning rate of the classifier at a batch of 64: 0.02 (sgd) or 0.001 (adamw)"
+    )
+    scratch_lr: Auto | Annotated[float, Field(gt=0)] = Field(
+        "auto", description="the same for the training from random weights: 0.05 or 0.001"
+    )
+    layer_decay: float = Field(
+        0.8, gt=0, le=1, description="rate of each block of the network, as a share of that of the block above it"
+    )
+    weight_decay: Auto | Annotated[float, Field(ge=0)] = Field(
+        "auto", description="none on biases and norm layers; on weights 0.0005 (sgd) or 0.05 (adamw)"
+    )
+    validation_share: float = Field(
+        0.1, ge=0, lt=1, description="part of the labelled pictures to choose the best epoch on; 0: the last one counts"
+    )
+    patience: Count = Field(10, description="looks at that part (20 in all) without a better one until it stops")
+    contrastive_weight: float = Field(
+        0.0, ge=0, description="λ: add λ × the contrastive loss of the run, on views of the same pictures"
+    )
+    unlabelled: str = Field("", description="further pictures for the contrastive loss, without labels")
+    save: str = Field("", description="write the fine-tuned weights there (.safetensors)")
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        if self.unlabelled and not self.contrastive_weight:
+            raise ValueError(UNLABELLED_HINT)
+        if self.save and not self.save.endswith(".safetensors"):
+            raise ValueError(f"save = {self.save!r}: the name of the file must end in .safetensors")
         return self
 
 
@@ -140,15 +197,27 @@ class HealthSettings(InspectSettings, LabelSettings):
     images: Count | None = Field(2048, description="pictures that are looked at, drawn with the seed")
 
 
+class ReportSettings(InspectSettings, LabelSettings):
+    """Page"""
+
+    images: Annotated[int, Field(ge=5, le=20_000)] = Field(
+        2000, description="pictures on the map, drawn with the seed; 5,000 make a page of about 5 MB"
+    )
+    out: str = Field("", description="the page, or a folder for it (default: RUN/report.html, or comparison.html)")
+    watch: bool = Field(False, description="make the page again and again, until the run is finished or Ctrl-C")
+    every: float = Field(60.0, gt=0, description="seconds between two times of --watch")
+
+
 TASKS: dict[str, type[EvaluationSettings]] = {
     "knn": KnnSettings,
     "linear": LinearSettings,
     "fewshot": FewShotSettings,
+    "finetune": FineTuneSettings,
     "retrieval": RetrievalSettings,
 }
 
 
-_Kind = TypeVar("_Kind", bound=InspectSettings)
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 def inspection(kind: type[_Kind], given: Mapping[str, Any]) -> _Kind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,13 +18,23 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from moco import __version__
+from moco.building import build_model
+from moco.contrast.dictionary import Queue
+from moco.contrast.method import Method
 from moco.contrast.moco import MomentumContrast
 from moco.data.device import place
 from moco.data.loader import ViewStream
 from moco.data.sources import ArraySource
 from moco.errors import UserError
 from moco.evaluate import findings as judge
-from moco.evaluate.contrast_probe import ViewPairs, batch_leak, encode_pairs, normalises_batches, query_figures
+from moco.evaluate.contrast_probe import (
+    ViewPairs,
+    batch_leak,
+    encode_pairs,
+    negatives,
+    normalises_batches,
+    query_figures,
+)
 from moco.evaluate.features import encode
 from moco.evaluate.findings import Finding, Verdict
 from moco.evaluate.label_free import alignment, effective_rank, feature_spread, retrieval, uniformity
@@ -32,7 +43,7 @@ from moco.evaluate.staleness import key_drift
 from moco.evaluate.subject import Where, checkpoint_of, load_run, locate
 from moco.evaluation import is_text, opened_data, write_figures
 from moco.evaluation_settings import HealthSettings, inspection
-from moco.pretraining import build_model, build_stream
+from moco.pretraining import build_stream
 from moco.settings import RunSettings
 from moco.train.parallel import Processes, find_device
 from moco.train.run import Run
@@ -64,7 +75,7 @@ class _Patient:
 
     run: Run
     settings: RunSettings
-    model: MomentumContrast
+    model: Method
     part: Part
     pairs: ViewPairs
     device: torch.device
@@ -126,7 +137,7 @@ def _admit(where: Where, given: HealthSettings, data: Any, labels: Any) -> _Pati
     opened, label_text = opened_data(where, given.data, data, given.label_source, labels)
     part = open_part(opened, label_text, needed=False, most=given.images, seed=given.seed)
     with torch.random.fork_rng(devices=[]):
-        model = build_model(settings)
+        model = build_model(settings, state["images"])
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
@@ -181,19 +192,22 @@ def _examine(patient: _Patient) -> list[Finding]:
 
 
 def _contrast(patient: _Patient) -> list[Finding]:
-    """Loss, batch norm leak, negatives and temperature: queries against the queue as it is."""
+    """Loss, batch norm leak, negatives and temperature: queries against the keys that they meet."""
     model, settings = patient.model, patient.settings
+    if not isinstance(model, MomentumContrast):
+        patient.notes.append(f"loss, negatives and temperature are looked at for MoCo only, not for {settings.method}")
+        return []
     encoded = encode_pairs(
         model, patient.pairs, groups=settings.bn_groups, shuffled=settings.shuffle_bn, seed=patient.given.seed
     )
-    queue = model.dictionary
-    random = int((queue.births < 0).sum())
+    others = negatives(model, encoded)
+    random = int((model.dictionary.births < 0).sum()) if isinstance(model.dictionary, Queue) else 0
     if random:
-        patient.notes.append(f"{random} of {len(queue)} keys in the queue are still the random ones it began with")
-    figures = query_figures(
-        encoded.query, encoded.as_trained, queue.keys.cpu(), model.temperature, encoded.ids, queue.ids.cpu()
-    )
-    loss, chance = float(figures.loss.mean()), model.chance_loss
+        patient.notes.append(
+            f"{random} of {len(others.keys)} keys in the queue are still the random ones it began with"
+        )
+    figures = query_figures(encoded.query, encoded.as_trained, others.keys, model.temperature, encoded.ids, others.ids)
+    loss, chance = float(figures.loss.mean()), math.log(len(others.keys) + 1)
     epochs = model.step * settings.batch_size / max(patient.images, 1)
     found = [judge.loss_finding(loss, chance, epochs)]
     if normalises_batches(model):
@@ -203,8 +217,9 @@ def _contrast(patient: _Patient) -> list[Finding]:
         found.append(
             Finding("batch norm leak", "no batch norm", "good", "nothing in the encoder sees the batch", "", {})
         )
-    own = float(figures.own.mean())
-    found.append(judge.negatives_finding(float(figures.above.mean()), own, len(queue), patient.images))
+    # Only a queue holds a picture more than once; elsewhere the one key of its own is the positive.
+    own = float(figures.own.mean()) if isinstance(model.dictionary, Queue) else 0.0
+    found.append(judge.negatives_finding(float(figures.above.mean()), own, len(others.keys), patient.images))
     found.append(judge.temperature_finding(float(figures.hardest.mean()), model.temperature))
     return found
 
@@ -235,7 +250,9 @@ def _features(patient: _Patient) -> list[Finding]:
 
 def _stale(patient: _Patient) -> list[Finding]:
     """Queued keys against their re-encodings; only where the pictures are those of the run."""
-    settings = patient.settings
+    settings, model = patient.settings, patient.model
+    if not isinstance(model, MomentumContrast) or not isinstance(model.dictionary, Queue):
+        return []
     if not patient.own_data or len(patient.part.source) < settings.batch_size:
         patient.notes.append("stale keys were not looked at: that needs the pictures that the run was trained on")
         return []
@@ -246,7 +263,7 @@ def _stale(patient: _Patient) -> list[Finding]:
         Processes(0, 1, patient.device),
     )
     drift = key_drift(
-        patient.model, lambda step: place(stream.batch(step), patient.device), mean=settings.mean, std=settings.std,
+        model, lambda step: place(stream.batch(step), patient.device), mean=settings.mean, std=settings.std,
         accumulate=settings.accumulate,
     )  # fmt: skip
     explicit = bool(patient.given.data) or not settings.data

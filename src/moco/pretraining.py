@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from rich.console import Console
 from torch import nn
 
-from moco.contrast.dictionary import Queue
-from moco.contrast.encoders import feature_width, projection_head
-from moco.contrast.moco import MomentumContrast
+from moco.building import build_model
+from moco.contrast.batchnorm import has_batchnorm
+from moco.contrast.method import Method
 from moco.data.loader import ViewStream
 from moco.data.sources import Source, open_source
 from moco.data.sources.opening import KINDS
@@ -29,14 +29,15 @@ from moco.errors import UserError
 from moco.evaluate.monitor import make_monitor
 from moco.recipes import pretrain_settings
 from moco.report.curves import draw_curves
-from moco.resolve import absolute, resolve
+from moco.resolve import absolute, resolve, statistics_change
 from moco.settings import PretrainSettings, RunSettings, check_names, explain
+from moco.starting import find_start, start_from
 from moco.train.compiling import compile_encoders
 from moco.train.job import Job
 from moco.train.lock import RunLock
-from moco.train.loop import DTYPES, train
+from moco.train.loop import train
 from moco.train.parallel import Processes, processes, restarted
-from moco.train.run import SETTINGS, Run, backbone_of, check_new
+from moco.train.run import SETTINGS, Run, check_new
 
 Array = np.ndarray[Any, Any]
 
@@ -79,13 +80,17 @@ def pretrain(
     check_new(settings.out)  # before the processes meet below: after that, the first may make the folder
     with processes(settings.device, settings.timeout) as own:
         source = open_data(settings, data, labels)
-        resolved = resolve(settings, source, own)
-        model = build_model(resolved)
+        start = find_start(settings)
+        resolved = resolve(settings, source, own, prepared=(start.mean, start.std) if start is not None else None)
+        model = build_model(resolved, len(source))
+        started = start_from(model, start, settings) if start is not None else None
         if own.main:
             Run.create(resolved.out, resolved)
         _wait_for_main()
         console = _console(own, quiet)
         _show_resolved(console, settings, resolved, source)
+        if started is not None and console is not None:
+            console.print(f"starting from {settings.init}: {started}", highlight=False, markup=False)
         return _train(resolved, source, own, model, console)
 
 
@@ -106,7 +111,7 @@ def resume(
     given |= named(data=data, labels=labels)
     check_names(given, PretrainSettings.model_fields, "setting")
     try:
-        settings = PretrainSettings(**(stored.model_dump() | given | {"out": str(run)}))
+        settings = PretrainSettings(**(stored.model_dump(exclude={"processes"}) | given | {"out": str(run)}))
     except ValidationError as error:
         raise UserError(explain(error)) from error
     for name in given:
@@ -119,9 +124,13 @@ def resume(
         raise UserError(f"{run} was trained on an array in memory: moco.resume({str(run)!r}, data=ARRAY)")
     with processes(settings.device, settings.timeout) as own:
         source = open_data(settings, data, labels)
-        resolved = resolve(settings, source, own)
-        model = build_model(resolved)
-        return _train(resolved, source, own, model, _console(own, quiet))
+        resolved = resolve(settings, source, own, trained_by=stored.processes)
+        model = build_model(resolved, len(source))
+        console = _console(own, quiet)
+        change = statistics_change(stored, resolved) if has_batchnorm(model) else None
+        if console is not None and change is not None:
+            console.print(change, highlight=False, markup=False)
+        return _train(resolved, source, own, model, console)
 
 
 def named(**values: object) -> dict[str, Any]:
@@ -160,9 +169,7 @@ def backbone(run: str | Path) -> nn.Module:
     return Run(run).backbone()
 
 
-def _train(
-    settings: RunSettings, source: Source, own: Processes, model: MomentumContrast, console: Console | None
-) -> Run:
+def _train(settings: RunSettings, source: Source, own: Processes, model: Method, console: Console | None) -> Run:
     torch.set_num_threads(settings.threads)
     run = Run(settings.out)
     monitor = make_monitor(source, settings, own.device)
@@ -208,28 +215,6 @@ def _records(job: Job) -> Iterator[None]:
         yield
 
 
-def build_model(settings: RunSettings) -> MomentumContrast:
-    """The model that resolved settings describe, from their seed."""
-    torch.manual_seed(settings.seed)
-    network = backbone_of(settings)
-    head = projection_head(
-        settings.head, feature_width(network, settings.channels, settings.image_size), settings.feature_size
-    )
-    return MomentumContrast(
-        network,
-        head,
-        dictionary=Queue(
-            settings.queue_size, settings.feature_size, seed=settings.seed, dtype=DTYPES[settings.queue_precision]
-        ),
-        momentum=settings.momentum,
-        temperature=settings.temperature,
-        symmetric=settings.symmetric,
-        bn_groups=settings.bn_groups,
-        shuffle_bn=settings.shuffle_bn,
-        seed=settings.seed,
-    )
-
-
 def build_stream(settings: RunSettings, source: Source, own: Processes) -> ViewStream:
     """The stream of view pairs that resolved settings describe, this process's share of it."""
     return ViewStream(
@@ -239,6 +224,7 @@ def build_stream(settings: RunSettings, source: Source, own: Processes) -> ViewS
         size=settings.image_size,
         channels=settings.channels,
         batch_size=settings.batch_size,
+        repeat=settings.repeat,
         seed=settings.seed,
         workers=settings.workers,
         way=settings.views,
@@ -257,10 +243,17 @@ def _show_resolved(console: Console | None, asked: PretrainSettings, found: RunS
         return
     before: Mapping[str, Any] = asked.model_dump()
     chosen = [
-        f"{name} {_short(value)}" for name, value in found.model_dump().items() if before[name] == "auto" != value
+        f"{name} {_short(value)}" for name, value in found.model_dump().items() if before.get(name) == "auto" != value
     ]
     for notice in source.notices:
         console.print(notice, highlight=False, markup=False)
+    steps, left = divmod(len(source) * found.repeat, found.batch_size)
+    if left:
+        console.print(
+            f"{steps} steps of {found.batch_size} in an epoch; the {left} images that do not fill a batch are others in "
+            "each epoch",
+            highlight=False,
+        )
     console.print(f"{len(source):,} images · auto settings: {', '.join(chosen)}", highlight=False, markup=False)
     console.print(f"run folder: {found.out} (all values in {SETTINGS})", highlight=False, markup=False)
 

@@ -6,9 +6,8 @@ Values come in layers, the later ones win: defaults of the class, the recipe, th
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +15,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from moco.errors import UserError
+from moco.errors import check_names as check_names
+from moco.errors import explain as explain
+from moco.errors import nearest as nearest
 
 Auto = Literal["auto"]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -70,7 +72,9 @@ class JobSettings(_Settings):
         "of uint8 images; several of these are joined",
     )
     out: str = Field("", description="run folder to create (default: runs/RECIPE-DATA)")
-    recipe: str = Field("v2", description="set of defaults to start from: v1, v2 or small (small images)")
+    recipe: str = Field(
+        "v2", description="set of defaults to start from: v1, v2, v3, small (small images), or a method by its name"
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="the one source of all random numbers")
     labels: str = Field(
         "auto",
@@ -96,6 +100,9 @@ class InputSettings(_Settings):
         description="mean per channel of values 0 to 1; auto: measured on 1,000 of the pictures",
     )
     std: Auto | tuple[Positive, ...] = Field("auto", description="standard deviation per channel; auto as for mean")
+    repeat: int = Field(
+        1, gt=0, description="how often each picture occurs in an epoch, each time with other views: for small data"
+    )
     workers: Auto | Annotated[int, Field(ge=0)] = Field("auto", description="processes that decode and make views")
     views: Literal["auto", "image", "split", "batch"] = Field(
         "auto",
@@ -113,7 +120,20 @@ class InputSettings(_Settings):
 class ModelSettings(_Settings):
     """Encoder and method"""
 
+    method: Literal["moco", "simclr", "byol", "swav", "cpc"] = Field(
+        "moco",
+        description="what is learned from two views; brings its own head, temperature and the like (docs/methods.md)",
+    )
     backbone: str = Field("resnet50", description="encoder, any timm model name")
+    init: str = Field(
+        "",
+        description="weights that the backbone starts from: timm (the published ones, where they are on this machine), a "
+        "run, or a file (.pt, .pth, .safetensors) of moco, the authors' code, lightly, solo-learn, torchvision or timm",
+    )
+    allow_partial: bool = Field(False, description="init: take what fits, where not all of the weights do")
+    trust_pickle: bool = Field(
+        False, description="init: let a file make Python objects, which can run any program: for files of your own only"
+    )
     base_width: int | None = Field(
         None,
         gt=0,
@@ -122,19 +142,77 @@ class ModelSettings(_Settings):
     stem: Auto | Literal["imagenet", "small"] = Field(
         "auto", description="first layers of a ResNet: 7×7 stride 2 and pooling, or 3×3 stride 1 for small images"
     )
-    head: Literal["linear", "mlp"] = Field("mlp", description="projection head: linear (v1) or two layers (v2)")
+    vit_rules: Literal["timm", "v3"] = Field(
+        "timm",
+        description="vision transformers: as timm makes them, or with the fixed positions, the frozen patch projection "
+        "and the heads of v3",
+    )
+    keep_tokens: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="vision transformers: part of the patches that is seen while training; fewer are faster"
+    )
+    head: Literal["linear", "mlp", "mlp-bn"] = Field(
+        "mlp", description="projection head: linear (v1), layers with ReLU (v2), or with batch norm as well (v3)"
+    )
+    head_layers: Annotated[int, Field(ge=2)] = Field(2, description="layers of a head that is not linear")
+    head_width: Auto | Annotated[int, Field(gt=0)] = Field(
+        "auto", description="width between the layers of head and predictor (auto: that of the backbone's features)"
+    )
+    head_last_norm: bool = Field(True, description="head mlp-bn: batch norm behind the last layer too")
+    predictor_layers: int = Field(
+        0, ge=0, description="moco, byol: layers of a predictor behind the head, for queries only (v3)"
+    )
+    predictor_last_norm: bool = Field(False, description="batch norm behind the last layer of the predictor too")
     feature_size: int = Field(128, gt=0, description="length of the vectors that are compared")
-    queue_size: Auto | Annotated[int, Field(gt=0)] = Field("auto", description="keys in the dictionary (K)")
+    dictionary: Literal["queue", "in-batch", "memory-bank"] = Field(
+        "queue", description="moco: where the keys come from: older batches, the same batch, or one vector per picture"
+    )
+    key_encoder: Literal["momentum", "learned", "shared"] = Field(
+        "momentum",
+        description="moco: what encodes keys, an encoder that follows, one that learns as well, or the query encoder",
+    )
+    bank_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.5, description="memory bank: how slowly the vector of a picture changes"
+    )
+    bank_on_disk: bool = Field(False, description="memory bank: keep the vectors in a file of the run folder (CPU)")
+    queue_size: Auto | Annotated[int, Field(gt=0)] = Field(
+        "auto", description="keys in the dictionary (K); swav: features of earlier steps that help to find the clusters"
+    )
     queue_precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="how keys are kept; bf16 halves their memory and speeds large queues up"
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="how slowly the key encoder follows (m)")
+    momentum: Auto | Annotated[float, Field(ge=0, lt=1)] = Field(
+        "auto",
+        description="moco, byol: how slowly the key encoder follows (m); auto: 0.999, less for under 5,000 steps of "
+        "training (1 − 5 / steps), so that it can follow at all",
+    )
+    momentum_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="whether m stays, or rises to 1 by half a cosine (v3)"
+    )
     temperature: float = Field(0.2, gt=0, description="softmax temperature (τ)")
+    scale_loss: bool = Field(False, description="each term of the loss times 2τ, the terms summed (v3)")
     symmetric: bool = Field(False, description="each view is query once and key once; both losses are averaged")
     bn_groups: Auto | Annotated[int, Field(gt=0)] = Field(
-        "auto", description="parts in which a process's batch is normalised (split batch norm)"
+        "auto", description="moco: parts in which a process's batch is normalised (split batch norm)"
     )
-    shuffle_bn: Auto | bool = Field("auto", description="shuffle the keys across those parts, and across processes")
+    shuffle_bn: Auto | bool = Field("auto", description="moco: shuffle the keys across those parts, and processes")
+    sync_bn: bool = Field(False, description="one batch norm over all CUDA devices, where there are several (v3)")
+
+
+class MethodSettings(_Settings):
+    """Hard negatives (moco with a queue), swav and cpc"""
+
+    hard_negatives: int = Field(0, ge=0, description="keys closest to a query that harder ones are mixed from (MoCHi)")
+    mixed_pairs: int = Field(0, ge=0, description="negatives mixed from two of those keys, for each query")
+    mixed_with_query: int = Field(0, ge=0, description="negatives mixed from one of them and the query itself")
+    hard_weight: float = Field(0.0, ge=0, description="how much more the hard negatives count (β); 0: as the others")
+    hard_from: float = Field(0.0, ge=0, description="epochs before any of these four begins")
+    prototypes: int = Field(3000, gt=1, description="swav: clusters")
+    sinkhorn_epsilon: Positive = Field(0.05, description="swav: how soft the assignment to clusters is (ε)")
+    freeze_prototypes: float = Field(1.0, ge=0, description="swav: epochs in which the prototypes stay as they are")
+    queue_from: float = Field(15.0, ge=0, description="swav: epochs before its queue takes part")
+    patch_share: Annotated[float, Field(gt=0, le=0.5)] = Field(
+        0.25, description="cpc: side of a patch as a part of the picture's; patches lie half of it apart"
+    )
 
 
 class TrainingSettings(_Settings):
@@ -143,15 +221,20 @@ class TrainingSettings(_Settings):
     epochs: int = Field(200, gt=0, description="passes over the data")
     batch_size: int = Field(256, gt=0, description="images per optimiser step, over all processes")
     accumulate: int = Field(1, gt=0, description="pieces in which a batch is computed, to save memory")
+    optimizer: Literal["sgd", "lars", "adamw"] = Field("sgd", description="how weights are changed by gradients")
     learning_rate: float = Field(0.03, gt=0, description="at a batch of 256; scaled linearly with the batch size")
-    sgd_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the optimiser (SGD)")
-    weight_decay: float = Field(1e-4, ge=0, description="L2 penalty")
+    sgd_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of the optimiser (SGD, LARS)")
+    weight_decay: float = Field(1e-4, ge=0, description="L2 penalty; with adamw, decay apart from the gradient")
     decay_norm_and_bias: bool = Field(True, description="weight decay on norm layers and biases too, as the authors do")
     schedule: Literal["cosine", "step"] = Field("cosine", description="how the learning rate falls")
     milestones: tuple[Probability, ...] = Field(
         (0.6, 0.8), description="step schedule: shares of the training after which the rate is divided by 10"
     )
-    warmup_epochs: float = Field(0.0, ge=0, description="epochs of linearly rising learning rate")
+    warmup_epochs: Auto | Annotated[float, Field(ge=0)] = Field(
+        "auto",
+        description="epochs of linearly rising learning rate; auto: none with sgd, a tenth of all but at most 10 with "
+        "lars, 2 of 15 but at most 40 with adamw",
+    )
     clip_gradient: float | None = Field(None, gt=0, description="largest norm of the gradient")
 
 
@@ -188,7 +271,9 @@ class MachineSettings(_Settings):
     tensorboard: bool = Field(True, description="write the curves for TensorBoard as well")
 
 
-class PretrainSettings(MachineSettings, TrainingSettings, ModelSettings, ViewSettings, InputSettings, JobSettings):
+class PretrainSettings(
+    MachineSettings, TrainingSettings, MethodSettings, ModelSettings, ViewSettings, InputSettings, JobSettings
+):
     """Everything `moco pretrain` can be told. The parts it is made of are the headings of its help."""
 
     @field_validator("save_every", mode="before")
@@ -226,7 +311,18 @@ class PretrainSettings(MachineSettings, TrainingSettings, ModelSettings, ViewSet
             raise ValueError(
                 f"batch_size {self.batch_size} does not divide into accumulate {self.accumulate} equal pieces"
             )
-        if self.warmup_epochs >= self.epochs:
+        if self.key_encoder != "momentum" and self.dictionary != "in-batch":
+            raise ValueError(
+                f"key_encoder {self.key_encoder} goes with --dictionary in-batch: gradients cannot reach the keys of "
+                f"a {self.dictionary}"
+            )
+        if (self.hard_negatives > 0) != (self.mixed_pairs + self.mixed_with_query > 0):
+            raise ValueError(
+                "hard_negatives go with mixed_pairs or mixed_with_query: keys to mix, and how many mixtures"
+            )
+        if (self.hard_negatives or self.hard_weight) and (self.method, self.dictionary) != ("moco", "queue"):
+            raise ValueError("hard_negatives and hard_weight are for --method moco with --dictionary queue")
+        if self.warmup_epochs != "auto" and self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} must be fewer than epochs {self.epochs}")
         return self
 
@@ -256,52 +352,39 @@ class RunSettings(PretrainSettings):
     views: Literal["image", "split", "batch"]
     stem: Literal["imagenet", "small"]
     queue_size: Annotated[int, Field(gt=0)]
+    head_width: Annotated[int, Field(gt=0)]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    warmup_epochs: Annotated[float, Field(ge=0)]
     bn_groups: Annotated[int, Field(gt=0)]
     shuffle_bn: bool
     precision: Literal["fp32", "bf16", "fp16"]
     threads: Annotated[int, Field(gt=0)]
     monitor: Literal["knn", "retrieval", "none"]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the known name closest to `name`, or nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raise UserError for the first given name that is not known."""
-    known = list(known)
-    for name in given:
-        if name not in known:
-            raise UserError(f"unknown {what} {name!r}{nearest(name, known)}")
+    # By how many processes it was last trained, to which bn_groups and shuffle_bn belong; not known of old runs.
+    processes: Annotated[int, Field(gt=0)] | None = None
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML settings file. Raises UserError where there is none."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            # A few of them, one inside the other, stand for more than fits into memory.
+            raise UserError(f"{path} uses aliases (*name): write the values out")
+        values = yaml.safe_load(text)
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"the settings file {path} is not UTF-8 text: save it as UTF-8") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # What PyYAML lets through for values that are not what their form or tag says, such as 2001-99-99.
+        raise UserError(f"{path} holds a value that is none ({' '.join(str(error).split())})") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold `name: value` lines")
     return {str(name).replace("-", "_"): value for name, value in values.items()}
-
-
-def explain(error: ValidationError) -> str:
-    """The first problem of a pydantic error as one line: which setting, what was given, what is wrong."""
-    first, *rest = error.errors()
-    message = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return message
-    # A field of several types has one error for each of them.
-    others = [other["msg"].removeprefix("Input should be ") for other in rest if other["loc"][0] == first["loc"][0]]
-    if first["type"] == "missing":
-        return f"{first['loc'][0]} needs another value: {message[:1].lower()}{message[1:]}"
-    return f"{first['loc'][0]} = {first['input']!r}: {' or '.join([message[:1].lower() + message[1:], *others])}"

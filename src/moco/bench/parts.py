@@ -14,12 +14,13 @@ import cv2
 import numpy as np
 import torch
 
+from moco.building import build_model
 from moco.data.decode import DecodeError, decode
 from moco.data.device import place, prefetch
 from moco.data.loader import Batch, ViewStream, cores, permutation
 from moco.data.sources import Source
 from moco.errors import TrainingError, UserError
-from moco.pretraining import build_model, build_stream
+from moco.pretraining import build_stream
 from moco.settings import RunSettings
 from moco.train.compiling import compile_encoders
 from moco.train.guard import NotFinite
@@ -188,7 +189,8 @@ def build_job(settings: RunSettings, source: Source, own: Processes) -> Job:
     """A training that writes nothing. A GPU's peak of memory is counted from here on."""
     if own.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(own.device)
-    job = Job(settings, build_model(settings), build_stream(settings, source, own), NoRun(), own, None, None)
+    model = build_model(settings, len(source))
+    job = Job(settings, model, build_stream(settings, source, own), NoRun(), own, None, None)
     job.model.train()
     if settings.compile:
         compile_encoders(job.model, own.device, None)

@@ -1,4 +1,4 @@
-"""The verbs that look: eval, health, check."""
+"""The verbs that look: eval, health, report, check."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any
 
 from moco.cli.parsing import Given, Parser, add_inspection, leaf
 from moco.errors import UserError
-from moco.evaluation_settings import TASKS, HealthSettings
+from moco.evaluation_settings import TASKS, HealthSettings, ReportSettings
+from moco.options import add_options
 from moco.settings import PretrainSettings, nearest
 
 TASK_HELP = {
     "knn": "nearest neighbours vote on the label",
     "linear": "a linear classifier on frozen features",
     "fewshot": "a linear classifier from few labels",
+    "finetune": "the whole network learns from labels, beside training from scratch",
     "retrieval": "are the nearest pictures of the same label, or the same picture?",
 }
 
 
 def _add_eval(verbs: Any, arguments: list[str]) -> None:
-    usage = "moco eval knn|linear|fewshot|retrieval RUN [DATA] [--test DATA] [--OPTION VALUE ...]"
+    usage = "moco eval knn|linear|fewshot|finetune|retrieval RUN [DATA] [--test DATA] [--OPTION VALUE ...]"
     parser = leaf(
         verbs,
         "eval",
@@ -72,6 +74,28 @@ def _health(given: Given) -> int:
     return int(health(given.pop("subject"), given.pop("data", None), **given).verdict == "bad")
 
 
+def _add_report(verbs: Any, arguments: list[str]) -> None:
+    parser = leaf(
+        verbs,
+        "report",
+        _report,
+        help="one page of a run to look at: curves, verdicts, views, neighbours, a map; or several runs compared",
+        usage="moco report RUN [RUN ...] [--data DATA] [--watch] [--OPTION VALUE ...]",
+        description="Write RUN/report.html: one file that needs no server and no network. Several runs are\n"
+        "compared on one page, comparison.html in the folder of the first.",
+        epilog="examples:\n  moco report runs/first --watch\n  moco report runs/first runs/second\n",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder")
+    add_options(parser, ReportSettings, defaults={})
+
+
+def _report(given: Given) -> int:
+    from moco.reporting import report
+
+    report(given.pop("runs"), given.pop("data", None), **given)
+    return 0
+
+
 def _add_check(verbs: Any, arguments: list[str]) -> None:
     parser = leaf(
         verbs,
@@ -97,4 +121,4 @@ def _check(given: Given) -> int:
     return 0
 
 
-VERBS = (_add_eval, _add_health, _add_check)
+VERBS = (_add_eval, _add_health, _add_report, _add_check)

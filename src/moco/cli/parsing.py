@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from moco.errors import UserError
 from moco.options import add_options
-from moco.recipes import RECIPES
+from moco.recipes import RECIPES, recipe_values
 from moco.settings import PretrainSettings
 
 Given = dict[str, Any]
@@ -56,8 +56,10 @@ def add_training_options(parser: argparse.ArgumentParser, arguments: list[str]) 
     """--config and a flag for each setting of a training. `arguments` choose the recipe whose defaults are shown."""
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings, one `name: value` a line")
     words = [word for argument in arguments for word in argument.split("=", 1)]
-    recipe = next((b for a, b in itertools.pairwise(words) if a == "--recipe"), "v2")
-    add_options(parser, PretrainSettings, skip=frozenset({"data"}), defaults=RECIPES.get(recipe, {}))
+    chosen = dict(itertools.pairwise(words))
+    recipe = chosen.get("--recipe", "v2")
+    defaults = recipe_values(recipe, chosen.get("--backbone")) if recipe in RECIPES else {}
+    add_options(parser, PretrainSettings, skip=frozenset({"data"}), defaults=defaults)
 
 
 def add_nproc(parser: argparse.ArgumentParser) -> None:

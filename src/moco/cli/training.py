@@ -15,7 +15,7 @@ examples:
   moco pretrain digits.npz --recipe small --out runs/digits
   moco resume runs/first
   moco pretrain photos/ --nproc 4 --out runs/first
-  torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 … -m moco pretrain photos/ --out runs/first
+  torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 … -m -- moco pretrain photos/ --out runs/first
 """
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from moco.contrast.collectives import gather_rows, own_rows
+from moco.contrast.collectives import gather_learning_rows, gather_rows, own_rows
 
 
 def encode_in_groups(encoder: nn.Module, x: Tensor, groups: int) -> Tensor:
@@ -69,4 +69,9 @@ def shuffle(rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Callable[
     everything = gather_rows(rows)
     order = torch.randperm(len(everything), generator=generator).to(rows.device)
     back = torch.argsort(order)
-    return everything[own_rows(order)], lambda computed: gather_rows(computed)[own_rows(back)]
+
+    def restore(computed: Tensor) -> Tensor:
+        gather = gather_learning_rows if computed.requires_grad else gather_rows
+        return gather(computed)[own_rows(back)]
+
+    return everything[own_rows(order)], restore

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import timm
@@ -9,26 +10,44 @@ import torch
 from timm.models.resnet import ResNet, downsample_conv
 from torch import nn
 
+from moco.contrast.vit import stabilise
 from moco.errors import UserError
 from moco.settings import check_names
 
 
 def build_backbone(
-    name: str, *, channels: int = 3, stem: str = "auto", base_width: int | None = None, image_size: int = 224
+    name: str,
+    *,
+    channels: int = 3,
+    stem: str = "auto",
+    base_width: int | None = None,
+    image_size: int = 224,
+    vit_rules: str = "timm",
+    keep_tokens: float = 1.0,
 ) -> nn.Module:
     """A timm model without classifier: (N, channels, S, S) → (N, `num_features`).
 
     stem: "small" puts a 3×3 stride-1 convolution without pooling at the front of a ResNet, for images of about 32
     pixels; "imagenet" keeps the model as it is; "auto" takes "small" for ResNets up to 64 pixels. base_width: channels
-    of a ResNet's first stage, with the later stages in proportion (64-128-256-512 for 64).
+    of a ResNet's first stage, with the later stages in proportion (64-128-256-512 for 64). vit_rules: "v3" gives a
+    vision transformer what [v3] found it needs (`vit.stabilise`), and the small one 12 heads. keep_tokens: part of its
+    patches that it sees while training.
 
-    Raises UserError for an unknown name and for stem or base_width where the model is no ResNet.
+    Raises UserError for an unknown name, for stem or base_width where the model is no ResNet, and for vit_rules v3 or
+    keep_tokens where it is no vision transformer.
     """
     check_names([name], timm.list_models(), "backbone")
     options: dict[str, Any] = {"in_chans": channels, "num_classes": 0}
     if timm.models.get_pretrained_cfg_value(name, "fixed_input_size"):
         options["img_size"] = image_size
-    is_resnet = timm.models.model_entrypoint(name).__module__ == "timm.models.resnet"
+    family = timm.models.model_entrypoint(name).__module__
+    is_resnet, is_vit = family == "timm.models.resnet", family == "timm.models.vision_transformer"
+    if not is_vit and (vit_rules == "v3" or keep_tokens < 1):
+        raise UserError(f"vit_rules v3 and keep_tokens are for vision transformers (vit_…), not for {name}")
+    if is_vit:
+        options |= {"img_size": image_size, "patch_drop_rate": 1 - keep_tokens}
+        if vit_rules == "v3" and name.startswith("vit_small"):
+            options["num_heads"] = 12  # [v3] section 4: more of them, and narrower, than in other papers
     if is_resnet:
         options["zero_init_last"] = False  # as the authors' ResNet, which is torchvision's
         options["channels"] = tuple((base_width or 64) * 2**stage for stage in range(4))
@@ -38,6 +57,8 @@ def build_backbone(
         raise UserError(
             f"backbone {name} cannot be built for {image_size} pixels: {' '.join(str(error).split())}"
         ) from error
+    if vit_rules == "v3":
+        stabilise(model)
     if not isinstance(model, ResNet):
         if stem == "small" or base_width is not None:
             raise UserError(f"stem small and base_width are for ResNets, not for {name}")
@@ -96,13 +117,26 @@ def _initialise(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def projection_head(kind: str, width: int, feature_size: int) -> nn.Module:
-    """The head that is thrown away after pre-training: (N, width) → (N, feature_size).
+def projection_head(
+    kind: str, width: int, feature_size: int, *, layers: int = 2, hidden: int | None = None, last_norm: bool = True
+) -> nn.Module:
+    """The head that is thrown away after pre-training: (N, width) → (N, feature_size). The predictor is one, too.
 
-    kind: "linear" ([v1]) or "mlp" ([v2]: two layers, hidden width that of the backbone, ReLU).
+    kind: "linear" ([v1]: one layer); "mlp" ([v2]: `layers` layers with ReLU between them); "mlp-bn" ([v3], SimCLR,
+    BYOL: the same without biases and with batch norm before each ReLU, and with `last_norm` behind the last layer,
+    there without scale and shift). hidden: width of the layers between; by default that of the features.
     """
+    if kind not in ("linear", "mlp", "mlp-bn"):
+        raise UserError(f"head must be linear, mlp or mlp-bn, not {kind!r}")
     if kind == "linear":
         return nn.Linear(width, feature_size)
-    if kind == "mlp":
-        return nn.Sequential(nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, feature_size))
-    raise UserError(f"head must be linear or mlp, not {kind!r}")
+    norm = kind == "mlp-bn"
+    widths = [width, *[hidden or width] * (layers - 1), feature_size]
+    parts: list[nn.Module] = []
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), start=1):
+        parts.append(nn.Linear(inputs, outputs, bias=not norm))
+        if number < layers:
+            parts += [*([nn.BatchNorm1d(outputs)] if norm else []), nn.ReLU(inplace=True)]
+    if norm and last_norm:
+        parts.append(nn.BatchNorm1d(feature_size, affine=False))
+    return nn.Sequential(*parts)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from moco.contrast.hard import Hardest, Mixing
 
 CHUNK = 4096
 """Keys at a time: few enough for the cache of a processor, enough to keep a GPU busy."""
@@ -37,6 +40,8 @@ def info_nce(
     *,
     ids: Tensor | None = None,
     key_ids: Tensor | None = None,
+    mixing: Mixing | None = None,
+    sharpness: float = 0.0,
     chunk: int = CHUNK,
 ) -> Contrast:
     """InfoNCE of queries against their positives `k` and the negatives `keys`.
@@ -47,9 +52,13 @@ def info_nce(
     over [q·k, q·keys] / temperature, but memory does not grow with K beyond (N, chunk). Keys may be bfloat16, which
     makes the products faster; everything else is computed in float32 (float64 for float64 q).
 
+    mixing: mixtures of the hardest keys that join the negatives; they are constants, no gradient flows into what they
+    are made of. sharpness: β of `hard.HardNegatives`. Figures other than the loss are of the keys as they are.
+
     >>> info_nce(q, k, queue.keys, temperature=0.2).loss.backward()
 
-    Raises ValueError for shapes that do not fit together or a temperature that is not positive.
+    Raises ValueError for shapes that do not fit together, a temperature that is not positive, and hard negatives among
+    keys that learn.
     """
     if q.ndim != 2 or q.shape != k.shape or keys.ndim != 2 or keys.shape[1] != q.shape[1]:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, keys {tuple(keys.shape)}: must be N×C, N×C, K×C")
@@ -59,12 +68,15 @@ def info_nce(
         raise ValueError("keys must be at least one: there is nothing to compare with")
     if (ids is not None and len(ids) != len(q)) or (key_ids is not None and len(key_ids) != len(keys)):
         raise ValueError("ids and key_ids must be one for each query and one for each key")
+    if (mixing is not None or sharpness) and keys.requires_grad:
+        raise ValueError("hard negatives are for keys that do not learn, such as those of a queue")
     if ids is None or key_ids is None:
         ids = key_ids = None
     # The loss is computed in full precision whatever the encoders use.
     with torch.autocast(q.device.type, enabled=False):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        values = _StreamingInfoNCE.apply(q.to(dtype), k.to(dtype), keys, temperature, ids, key_ids, chunk)
+        own = _OwnKeys(ids, key_ids, chunk)
+        values = _StreamingInfoNCE.apply(q.to(dtype), k.to(dtype), keys, temperature, own, mixing, sharpness)
     return Contrast(*values)
 
 
@@ -139,6 +151,64 @@ class _Products:
         return (weights.T @ self.part).to(self.dtype)
 
 
+class _Sum:
+    """Σⱼ 2^logitⱼ and Σⱼ 2^logitⱼ · keyⱼ for each query, relative to a running maximum, as in an online softmax."""
+
+    def __init__(self, q: Tensor) -> None:
+        self.maximum = q.new_full((len(q),), -torch.inf)
+        self.total = q.new_zeros(len(q))
+        self.weighted = torch.zeros_like(q)
+
+    def add(self, logits: Tensor, with_keys: Callable[[Tensor], Tensor]) -> None:
+        """Add a chunk (c, N), which is overwritten. with_keys: weights (c, N) → Σ of weight · key (N, C)."""
+        higher = torch.maximum(self.maximum, logits.amax(0))
+        reference = higher.masked_fill(higher == -torch.inf, 0)  # all masked so far: 2^(−∞ − 0) = 0, not NaN
+        shrink = (self.maximum - reference).exp2_()
+        weights = logits.sub_(reference).exp2_()
+        self.total = self.total * shrink + weights.sum(0)
+        self.weighted = self.weighted.mul_(shrink[:, None]).add_(with_keys(weights))
+        self.maximum = higher
+
+    @property
+    def level(self) -> Tensor:
+        """log₂ of the sum, (N,): L."""
+        return self.maximum + self.total.log2()
+
+    @property
+    def center(self) -> Tensor:
+        """The mean of the keys under the weights, (N, C)."""
+        return self.weighted / self.total.clamp_min(torch.finfo(self.total.dtype).tiny)[:, None]
+
+
+class _SharpSum(_Sum):
+    """The same where negatives count by w = 2^(β · logit) over the mean of w: two sums, one over the other.
+
+    L = log₂ Σ 2^((1+β) logit) − log₂ Σ 2^(β logit) + log₂ n, with the centre that its gradient has.
+    """
+
+    def __init__(self, q: Tensor, sharpness: float) -> None:
+        self.sharpness = sharpness
+        self.steep, self.flat = _Sum(q), _Sum(q)
+        self.count = q.new_zeros(len(q))
+
+    def add(self, logits: Tensor, with_keys: Callable[[Tensor], Tensor]) -> None:
+        """Add a chunk (c, N), which is overwritten."""
+        self.count = self.count + (logits > -torch.inf).sum(0)
+        self.steep.add(logits * (1 + self.sharpness), with_keys)
+        self.flat.add(logits.mul_(self.sharpness), with_keys)
+
+    @property
+    def level(self) -> Tensor:
+        """L, (N,)."""
+        level = self.steep.level - self.flat.level + self.count.log2()
+        return level.masked_fill(self.count == 0, -torch.inf)
+
+    @property
+    def center(self) -> Tensor:
+        """The gradient of L by the query, times τ, (N, C)."""
+        return torch.lerp(self.flat.center, self.steep.center, 1 + self.sharpness)
+
+
 class _StreamingInfoNCE(torch.autograd.Function):
     """Keys pass by in chunks, with a running maximum and sums relative to it, as in an online softmax.
 
@@ -156,39 +226,39 @@ class _StreamingInfoNCE(torch.autograd.Function):
         k: Tensor,
         keys: Tensor,
         temperature: float,
-        ids: Tensor | None,
-        key_ids: Tensor | None,
-        chunk: int,
+        own: _OwnKeys,
+        mixing: Mixing | None,
+        sharpness: float,
     ) -> tuple[Tensor, ...]:
         unit = temperature * math.log(2)  # a similarity of this is a logit of 1
         scaled = (q / unit).to(keys.dtype if keys.dtype in (torch.bfloat16, torch.float16) else q.dtype)
-        own, products = _OwnKeys(ids, key_ids, chunk), _Products(scaled, keys, chunk, q.dtype)
-        maximum = q.new_full((len(q),), -torch.inf)
-        total = q.new_zeros(len(q))
-        weighted = torch.zeros_like(q)  # Σ exp2(logit − maximum) · key
+        products = _Products(scaled, keys, own.chunk, q.dtype)
+        sums = _SharpSum(q, sharpness) if sharpness else _Sum(q)
+        # The metrics need the closest key, which plain sums know by themselves.
+        hardest = Hardest(1 if mixing is None else mixing.hardest) if mixing is not None or sharpness else None
         seen = q.new_zeros(())
         count: Tensor | int = len(q) * len(keys)
-        for start in range(0, len(keys), chunk):
+        for start in range(0, len(keys), own.chunk):
             logits = products.logits(start)
             seen = seen + logits.sum()
             own_sum, own_count = own.take_out(logits, start)
             seen, count = seen - own_sum, count - own_count
-            higher = torch.maximum(maximum, logits.amax(0))
-            reference = higher.masked_fill(higher == -torch.inf, 0)  # all masked so far: 2^(−∞ − 0) = 0, not NaN
-            shrink = (maximum - reference).exp2_()
-            weights = logits.sub_(reference).exp2_()
-            total = total * shrink + weights.sum(0)
-            weighted = weighted.mul_(shrink[:, None]).add_(products.with_keys(weights))
-            maximum = higher
+            if hardest is not None:
+                hardest.see(logits, start)
+            sums.add(logits, products.with_keys)
+        maximum = sums.maximum if hardest is None else hardest.logits[:, 0]
+        if mixing is not None and hardest is not None:
+            mixed, counts = mixing.mix(q, keys, hardest.places, hardest.logits > -torch.inf)
+            logits = torch.einsum("nsc,nc->sn", mixed, q / unit).masked_fill_(~counts.T, -torch.inf)
+            sums.add(logits, lambda weights: torch.einsum("sn,nsc->nc", weights, mixed))
         positive = (q * k).sum(1) / unit
-        level = maximum + total.log2()  # L
+        level = sums.level  # L
         margin = (level - positive) * math.log(2)
         wrong = (margin.sigmoid() / (temperature * len(q)))[:, None]
-        center = weighted / total.clamp_min(torch.finfo(q.dtype).tiny)[:, None]
         ctx.own = own
         # A queue will have changed by the time of the backward pass; keys that learn are kept for it.
         again = (scaled, q, keys, level, wrong) if ctx.needs_input_grad[2] else ()
-        ctx.save_for_backward(wrong * (center - k), -wrong * q, *again)
+        ctx.save_for_backward(wrong * (sums.center - k), -wrong * q, *again)
 
         byproducts = (
             (positive > maximum).to(q.dtype).mean(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,25 +12,29 @@ from torch import Tensor, nn
 
 from moco.contrast.batchnorm import encode_in_groups, has_batchnorm, shuffle
 from moco.contrast.collectives import gather_rows, world_size
-from moco.contrast.dictionary import Queue
+from moco.contrast.dictionary import Dictionary, MemoryBank, Queue
+from moco.contrast.method import Method, cosine_momentum, feature_spread, follow
+from moco.contrast.method import StepOutput as StepOutput
 
 
-@dataclass(frozen=True)
-class StepOutput:
-    """The loss to differentiate, and figures to watch (0-dimensional tensors without gradient)."""
-
-    loss: Tensor
-    metrics: dict[str, Tensor]
-
-
-class MomentumContrast(nn.Module):
-    """A query encoder that learns, a key encoder that follows it slowly, and a dictionary of keys.
+class MomentumContrast(Method):
+    """A query encoder that learns, keys to compare its queries with, and a dictionary that they come from.
 
     encoder: any module that maps a batch to features (N, D). head: maps them to (N, C); none for the features
-    themselves. dictionary: the queue, with the same C. momentum: m of θ_k ← m·θ_k + (1−m)·θ_q ([v1] equation 2).
-    temperature: τ. symmetric: each view is query and key in turn, and the two losses are averaged. bn_groups: parts in
-    which a batch is normalised; shuffle_bn: shuffle the keys across those parts and across processes (see
-    moco.contrast.batchnorm). seed: of the shuffles.
+    themselves. dictionary: where keys come from, with the same C.
+
+    | | dictionary | key_encoder | |
+    |---|---|---|---|
+    | MoCo v1, v2 | `Queue` | "momentum": θ_k ← m·θ_k + (1−m)·θ_q ([v1] equation 2) | |
+    | MoCo v3 | `InBatch` | "momentum", m rising to 1 (momentum_schedule "cosine") | predictor, symmetric, scaled |
+    | end-to-end | `InBatch` | "learned": an encoder of its own, or "shared": the query encoder; both by gradient | |
+    | memory bank | `MemoryBank` | none: keys are the bank's vectors, key_encoder does not matter | |
+
+    predictor: a module behind the head, on the query's side only. temperature: τ. symmetric: each view is query and
+    key in turn, and the two losses are averaged. scaled: each term times 2τ, and the two terms of the symmetric loss
+    summed ([v3] section 3), so that the rate does not depend on τ. bn_groups: parts in which a batch is normalised;
+    shuffle_bn: shuffle the keys across those parts and across processes (see moco.contrast.batchnorm). seed: of the
+    shuffles.
 
     The parts have the same names in both encoders: `query_encoder.backbone`, `query_encoder.head`. Train with
 
@@ -49,50 +53,47 @@ class MomentumContrast(nn.Module):
         encoder: nn.Module,
         head: nn.Module | None = None,
         *,
-        dictionary: Queue,
+        dictionary: Dictionary,
+        key_encoder: Literal["momentum", "learned", "shared"] = "momentum",
+        predictor: nn.Module | None = None,
         momentum: float = 0.999,
+        momentum_schedule: Literal["constant", "cosine"] = "constant",
         temperature: float = 0.07,
         symmetric: bool = False,
+        scaled: bool = False,
         bn_groups: int = 1,
         shuffle_bn: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), not {momentum}")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be positive, not {temperature}")
-        if bn_groups < 1:
-            raise ValueError(f"bn_groups must be at least 1, not {bn_groups}")
-        self.query_encoder = nn.Sequential()
-        self.query_encoder.add_module("backbone", encoder)
-        self.query_encoder.add_module("head", head if head is not None else nn.Identity())
-        if shuffle_bn and not has_batchnorm(self.query_encoder):
-            raise ValueError("shuffle_bn: this encoder has no batch norm, so there is nothing that could leak")
-        if shuffle_bn and bn_groups == 1 and world_size() == 1:
-            raise ValueError("shuffle_bn changes nothing where a batch is normalised as a whole: set bn_groups")
-        self.key_encoder = copy.deepcopy(self.query_encoder).requires_grad_(False)
+        super().__init__(encoder, head, seed=seed)
+        _check(self.query_encoder, momentum, temperature, bn_groups, shuffle_bn)
+        if key_encoder not in ("momentum", "learned", "shared"):
+            raise ValueError(f"key_encoder must be momentum, learned or shared, not {key_encoder!r}")
+        self.keys_from = "bank" if isinstance(dictionary, MemoryBank) else key_encoder
+        if self.keys_from in ("momentum", "learned"):
+            self.key_encoder = copy.deepcopy(self.query_encoder).requires_grad_(self.keys_from == "learned")
+        self.predictor = predictor
         self.dictionary = dictionary
-        self.momentum = momentum
+        self.momentum, self.momentum_schedule = momentum, momentum_schedule
         self.temperature = temperature
         self.symmetric = symmetric
+        self.scale = 2 * temperature * (1 + symmetric) if scaled else 1.0
         self.bn_groups = bn_groups
         self.shuffle_bn = shuffle_bn
-        self.seed = seed
-        self.step = 0
-        self._generator = torch.Generator()
         self._pending: list[tuple[Tensor, Tensor | None]] = []
 
-    @torch.no_grad()
-    def begin_step(self) -> None:
-        """Let the key encoder follow the query encoder: once per optimiser step, before its first `forward`.
-
-        Parameters only; the running statistics of batch norm are each encoder's own, as in the authors' code.
-        """
+    def begin_step(self, progress: float = 0.0) -> None:
+        """Let the key encoder follow the query encoder: once per optimiser step, before its first `forward`."""
         self.end_step()
-        self._generator.manual_seed((self.seed * 1_000_003 + self.step) % 2**63)
-        slow, fast = ([p.data for p in encoder.parameters()] for encoder in (self.key_encoder, self.query_encoder))
-        torch._foreach_lerp_(slow, fast, 1 - self.momentum)
+        super().begin_step(progress)
+        if self.keys_from == "momentum":
+            rising = self.momentum_schedule == "cosine"
+            momentum = cosine_momentum(self.momentum, progress) if rising else self.momentum
+            follow(self.key_encoder, self.query_encoder, momentum)
+        if isinstance(self.dictionary, MemoryBank):
+            self.dictionary.draw(self.step)
+        elif isinstance(self.dictionary, Queue):
+            self.dictionary.draw(self.step, progress)
 
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> StepOutput:
         """Loss of a batch of view pairs (N, …) against the dictionary as it was before the step.
@@ -100,24 +101,23 @@ class MomentumContrast(nn.Module):
         ids: (N,) sample ids, to keep a picture's older keys out of its negatives. In training mode the keys are
         kept aside for `end_step`; in evaluation mode nothing is changed.
         """
-        query, key = self._queries(view_a), self._keys(view_b)
+        query, key = self._queries(view_a), self._keys(view_b, ids)
         contrast = self.dictionary.lookup(query, key, self.temperature, ids)
-        loss, pairs = contrast.loss, [(key, ids)]
+        loss, kept = contrast.loss, [query if self.keys_from == "bank" else key]
         if self.symmetric:
-            query_b, key_a = self._queries(view_b), self._keys(view_a)
+            query_b, key_a = self._queries(view_b), self._keys(view_a, ids)
             loss = (loss + self.dictionary.lookup(query_b, key_a, self.temperature, ids).loss) / 2
-            pairs.append((key_a, ids))
+            kept.append(query_b if self.keys_from == "bank" else key_a)
         if self.training:
-            self._pending += pairs
-        spread = query.detach().std(0, correction=0).mean() * query.shape[1] ** 0.5
+            self._pending += [(rows.detach(), ids) for rows in kept]
         return StepOutput(
-            loss,
+            self.scale * loss,
             {
                 "contrast_accuracy": contrast.accuracy,
                 "positive_similarity": contrast.positive_similarity,
                 "negative_similarity": contrast.negative_similarity,
                 "hardest_similarity": contrast.hardest_similarity,
-                "feature_spread": spread,
+                "feature_spread": feature_spread(query),
             },
         )
 
@@ -131,42 +131,56 @@ class MomentumContrast(nn.Module):
         for key, ids in self._pending:
             self.dictionary.enqueue(gather_rows(key), None if ids is None else gather_rows(ids), self.step)
         self._pending.clear()
-        self.step += 1
+        super().end_step()
 
     def skip_step(self, step: int) -> None:
         """Forget the keys of a step that went wrong, and count it: the next one is `step` + 1."""
         self._pending.clear()
-        self.step = step + 1
+        super().skip_step(step)
 
     def _queries(self, view: Tensor) -> Tensor:
-        return self._encode(self.query_encoder, view)
+        return self._encode(self.query_network, view)
 
-    @torch.no_grad()
-    def _keys(self, view: Tensor) -> Tensor:
-        if not (self.shuffle_bn and self.training):
-            return self._encode(self.key_encoder, view)
-        shuffled, restore = shuffle(view, self._generator)
-        return restore(self._encode(self.key_encoder, shuffled))
+    def _keys(self, view: Tensor, ids: Tensor | None) -> Tensor:
+        if isinstance(self.dictionary, MemoryBank):
+            if ids is None:
+                raise ValueError("a memory bank needs the ids of the pictures")
+            return self.dictionary.vectors(ids)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.keys_from != "momentum"):
+            if not (self.shuffle_bn and self.training):
+                return self._encode(self.key_network, view)
+            shuffled, restore = shuffle(view, self._generator)
+            return restore(self._encode(self.key_network, shuffled))
 
-    def _encode(self, encoder: nn.Module, view: Tensor) -> Tensor:
+    def _encode(self, network: nn.Module, view: Tensor) -> Tensor:
         in_groups = self.training and self.bn_groups > 1
-        features = encode_in_groups(encoder, view, self.bn_groups) if in_groups else encoder(view)
+        features = encode_in_groups(network, view, self.bn_groups) if in_groups else network(view)
         return F.normalize(features.float(), dim=1)
 
     @property
-    def backbone(self) -> nn.Module:
-        """The query encoder without its head: what pre-training is for."""
-        return self.query_encoder.get_submodule("backbone")
+    def query_network(self) -> nn.Module:
+        """What makes queries, before they are normalised: (N, …) → (N, C)."""
+        return self.query_encoder if self.predictor is None else nn.Sequential(self.query_encoder, self.predictor)
+
+    @property
+    def key_network(self) -> nn.Module:
+        """What makes keys from pictures, before they are normalised (of a memory bank: what its vectors follow)."""
+        return self.key_encoder if self.keys_from in ("momentum", "learned") else self.query_encoder
 
     @property
     def chance_loss(self) -> float:
-        """The loss of features that know nothing: ln(K + 1)."""
-        return math.log(len(self.dictionary) + 1)
+        """The loss of features that know nothing: ln(K + 1), times the factor of a scaled loss."""
+        return self.scale * math.log(len(self.dictionary) + 1)
 
-    def get_extra_state(self) -> int:
-        """The step count is part of the state."""
-        return self.step
 
-    def set_extra_state(self, state: int) -> None:
-        """Restore the step count."""
-        self.step = int(state)
+def _check(encoder: nn.Module, momentum: float, temperature: float, bn_groups: int, shuffle_bn: bool) -> None:
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), not {momentum}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive, not {temperature}")
+    if bn_groups < 1:
+        raise ValueError(f"bn_groups must be at least 1, not {bn_groups}")
+    if shuffle_bn and not has_batchnorm(encoder):
+        raise ValueError("shuffle_bn: this encoder has no batch norm, so there is nothing that could leak")
+    if shuffle_bn and bn_groups == 1 and world_size() == 1:
+        raise ValueError("shuffle_bn changes nothing where a batch is normalised as a whole: set bn_groups")

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from moco.data import tiff
-from moco.data.header import Header, read_header, read_png_header
+from moco.data.header import Header, png_pixels, read_header, read_png_header
 
 # Every failure becomes a DecodeError; OpenCV's own warnings would tear the progress bar. (The name moved in 5.0.)
 (getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel)(0)
@@ -87,7 +87,8 @@ def _read(data: bytes, channels: int, reduction: int, header: Header | None) -> 
         # OpenCV turns a picture by its EXIF only if it may drop transparency and depth; of transparent colours it knows
         # some. Two and four channels: it gives a gray PNG with transparency four.
         first_pillow = channels not in (1, 3) or _with_exif(data) or data.find(b"tRNS", 0, data.find(b"IDAT")) >= 0
-        pixels = None if first_pillow else _read_opencv(data)
+        bare = None if first_pillow else png_pixels(data)
+        pixels = None if bare is None else _read_opencv(bare)
     else:
         with opened(data) as file:  # looked at for its size; nothing is decoded yet
             _check_size(file.height, file.width)

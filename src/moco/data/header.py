@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
+PNG = b"\x89PNG\r\n\x1a\n"
+PIXEL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
+"""Chunks of a PNG that its pixels, or those of its animation, are made of."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start of frame; the others are tables
 _ALONE = frozenset(range(0xD0, 0xD8)) | {0x01}  # markers without content
 _ENDS = frozenset((0xD8, 0xD9, 0xDA))  # from here on there is no header
@@ -72,9 +76,26 @@ def read_header(data: bytes) -> Header | None:
 
 def read_png_header(data: bytes) -> tuple[int, int, int, int] | None:
     """Height, width, bits per channel and kind of colour (0 L, 2 RGB, 3 P, 4 LA, 6 RGBA) of a PNG file, or None."""
-    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR" or len(data) < 26:
+    if data[:8] != PNG or data[12:16] != b"IHDR" or len(data) < 26:
         return None
     return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"), data[24], data[25]
+
+
+def png_pixels(data: bytes) -> bytes | None:
+    """A PNG file with nothing but what its pixels are made of, or None where that is cut off or fails its checksums.
+
+    What libpng thinks of colour profiles, texts and damage it says on the process's stderr, and cannot be told not to.
+    """
+    place, parts, whole = len(PNG), [PNG], True
+    while whole and place + 12 <= len(data):
+        kind, end = data[place + 4 : place + 8], place + 12 + int.from_bytes(data[place : place + 4], "big")
+        if kind in PIXEL_CHUNKS:
+            whole = zlib.crc32(data[place + 4 : end - 4]) == int.from_bytes(data[end - 4 : end], "big")
+            parts.append(data[place:end])
+        if kind == b"IEND":
+            return b"".join(parts) if whole else None
+        place = end
+    return None
 
 
 def _orientation(exif: bytes) -> int:

@@ -91,6 +91,7 @@ class ViewStream:
             `views.recolour` to do the rest to whole batches elsewhere; "batch" takes an ArraySource and makes all
             views of a batch at once on `device`, without workers (on a CPU only tiny views: larger ones are made as
             in "image", which is faster there).
+        repeat: how often each picture occurs in an epoch: so many orders, one behind the other.
         rank, world: this process takes rows rank·b … (rank + 1)·b of every batch, b = batch_size / world.
 
     Raises UserError for fewer pictures than a batch, and for a batch size that `world` does not divide.
@@ -109,11 +110,12 @@ class ViewStream:
         workers: int,
         way: Literal["image", "batch", "split"],
         device: torch.device,
+        repeat: int = 1,
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if len(source) < batch_size:
-            count = len(source)
+        if len(source) * repeat < batch_size:
+            count = len(source) * repeat
             raise UserError(
                 f"{count} images are fewer than one batch of {batch_size}; set batch_size to {count} or less"
             )
@@ -132,7 +134,8 @@ class ViewStream:
         self.workers = 0 if way == "batch" else workers
         self.device = device
         self.rows = slice(rank * (batch_size // world), (rank + 1) * (batch_size // world))
-        self.steps_per_epoch = len(source) // batch_size
+        self.repeat = repeat
+        self.steps_per_epoch = len(source) * repeat // batch_size
         self._order: tuple[int, Array] | None = None
         at_once = way == "batch" and (device.type != "cpu" or channels * size**2 <= TINY)
         self._resident = resident(source, device) if at_once and isinstance(source, ArraySource) else None
@@ -146,7 +149,9 @@ class ViewStream:
         """Numbers of the pictures of this process in a step, (n,) int64."""
         epoch, within = divmod(step, self.steps_per_epoch)
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, permutation(self.seed, epoch, len(self.source))
+            rounds = range(epoch * self.repeat, (epoch + 1) * self.repeat)
+            orders = [permutation(self.seed, number, len(self.source)) for number in rounds]
+            self._order = epoch, np.concatenate(orders)
         return self._order[1][within * self.batch_size : (within + 1) * self.batch_size][self.rows]
 
     def batch(self, step: int) -> Batch:
@@ -184,7 +189,7 @@ class ViewStream:
         if self._loader is None:
             # A copy, so that stream and loader form no cycle: the workers end when the stream is let go.
             dataset = _Batches(copy.copy(self))
-            self._loader = _worker_loader(dataset, self._steps, self.workers, self.device.type == "cuda")
+            self._loader = worker_loader(dataset, self._steps, self.workers, self.device.type == "cuda")
         failure = None
         for made in self._loader:
             if isinstance(made, UserError):
@@ -231,7 +236,8 @@ def _start_worker(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends the workers in order
 
 
-def _worker_loader(dataset: Dataset[Any], steps: Any, workers: int, pin: bool = False) -> DataLoader[Any]:
+def worker_loader(dataset: Dataset[Any], steps: Any, workers: int, pin: bool = False) -> DataLoader[Any]:
+    """torch's loader for a data set whose items are whole batches: item `step` for each of `steps`, in order."""
     return DataLoader(
         dataset,
         batch_size=None,
@@ -297,7 +303,7 @@ def evaluation_batches(
     chunks = _EvaluationBatches(source, np.asarray(indices, dtype=np.int64), size, channels, batch_size)
     if workers == 0 or isinstance(source, ArraySource):
         return (chunks[number] for number in range(len(chunks)))
-    return iter(_worker_loader(chunks, range(len(chunks)), workers))
+    return iter(worker_loader(chunks, range(len(chunks)), workers))
 
 
 class _EvaluationBatches(Dataset[torch.Tensor]):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco.contrast.batchnorm import encode_in_groups, has_batchnorm
+from moco.contrast.dictionary import MemoryBank, Queue
 from moco.contrast.losses import own_pairs
 from moco.contrast.moco import MomentumContrast
 from moco.data.views import normalize
@@ -62,7 +63,7 @@ def encode_pairs(model: MomentumContrast, pairs: ViewPairs, *, groups: int, shuf
     """
     if len(pairs.key) < 2:
         raise UserError("two batches or more are needed to tell what keys know of their batch")
-    query_encoder, key_encoder = copy.deepcopy(model.query_encoder).train(), copy.deepcopy(model.key_encoder).train()
+    query_encoder, key_encoder = (copy.deepcopy(net).train() for net in (model.query_network, model.key_network))
     generator = torch.Generator().manual_seed(seed)
 
     def encode(encoder: nn.Module, view: Tensor, groups: int = groups) -> Tensor:
@@ -89,7 +90,7 @@ def encode_pairs(model: MomentumContrast, pairs: ViewPairs, *, groups: int, shuf
             mixed = _dealt_out(sizes, generator)
             made = [encode(key_encoder, views[rows.to(views.device)]) for rows in mixed.split(sizes)]
             fresh.append(torch.cat(made)[mixed.argsort()])
-        evaluated = copy.deepcopy(model.key_encoder).eval()
+        evaluated = copy.deepcopy(model.key_network).eval()
         running = torch.cat([encode(evaluated, view, 1) for view in pairs.key])
     return Encoded(query, trained, shared, torch.stack(fresh), running, torch.cat(list(pairs.ids)).cpu())
 
@@ -102,6 +103,24 @@ def _dealt_out(sizes: Sequence[int], generator: torch.Generator) -> Tensor:
     place = torch.cat([torch.arange(size) for size in sizes])
     rows = torch.cat([order + starts[number] for number, order in enumerate(inside)])
     return rows[(place * len(sizes) + batch).argsort()]
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Keys that queries are compared with, (K, C) on the CPU, and the numbers of their pictures, (K,)."""
+
+    keys: Tensor
+    ids: Tensor
+
+
+def negatives(model: MomentumContrast, encoded: Encoded) -> Negatives:
+    """What the queries of a run meet: its queue, the vectors its memory bank draws, or the keys of the same pictures."""
+    dictionary = model.dictionary
+    if isinstance(dictionary, Queue):
+        return Negatives(dictionary.keys.cpu(), dictionary.ids.cpu())
+    if isinstance(dictionary, MemoryBank):
+        return Negatives(dictionary.keys[dictionary.drawn].cpu(), dictionary.drawn.cpu())
+    return Negatives(encoded.as_trained, encoded.ids)
 
 
 @dataclass(frozen=True)
@@ -122,10 +141,10 @@ class Leak:
 
 def batch_leak(model: MomentumContrast, encoded: Encoded) -> Leak:
     """Contrast accuracy with keys as in training, with fresh batch mates, and with running statistics."""
-    queue = model.dictionary
+    others = negatives(model, encoded)
 
     def loss_and_found(keys: Tensor) -> Tensor:
-        figures = query_figures(encoded.query, keys, queue.keys.cpu(), model.temperature, encoded.ids, queue.ids.cpu())
+        figures = query_figures(encoded.query, keys, others.keys, model.temperature, encoded.ids, others.ids)
         return torch.stack([figures.loss, (figures.above == 0).double()])
 
     trained, shared, running = map(loss_and_found, (encoded.as_trained, encoded.shared, encoded.running))

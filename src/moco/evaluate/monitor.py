@@ -1,4 +1,7 @@
-"""The check after an epoch: kNN where there are labels, label-free figures where there are none."""
+"""The check after an epoch: kNN where there are labels, label-free figures where there are none.
+
+Several processes share the encoding, in the same chunks as one would: the features, and so the figures, are the same.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from moco.contrast.collectives import buffers_of_the_first, gather_shares, own_share, rank
 from moco.data.device import place
-from moco.data.loader import Batch, ViewStream, evaluation_batches
+from moco.data.loader import ViewStream, evaluation_batches
 from moco.data.sources import Source
 from moco.evaluate.features import encode
 from moco.evaluate.knn import knn_accuracy
@@ -23,7 +27,10 @@ RETRIEVAL_IMAGES = 2_000
 def make_monitor(
     source: Source, settings: RunSettings, device: torch.device
 ) -> Callable[[nn.Module], dict[str, float]] | None:
-    """What resolved settings ask for: a function from the backbone to names and values, or None."""
+    """What resolved settings ask for: a function from the backbone to names and values, or None.
+
+    All processes call it at the same place. The first one gets the figures, of its own backbone; the others get none.
+    """
     if settings.monitor == "none":
         return None
     return (_knn if settings.monitor == "knn" else _retrieval)(source, settings, device)
@@ -37,15 +44,18 @@ def _knn(source: Source, settings: RunSettings, device: torch.device) -> Callabl
     labels = torch.from_numpy(source.labels[chosen])
 
     def check(backbone: nn.Module) -> dict[str, float]:
+        chunks = own_share(-(-len(chosen) // BATCH))
         batches = evaluation_batches(
             source,
-            chosen,
+            chosen[chunks.start * BATCH : chunks.stop * BATCH],
             size=settings.image_size,
             channels=settings.channels,
             batch_size=BATCH,
             workers=settings.workers,
         )
-        features = _encode(backbone, batches, settings, device)
+        features = _encode(backbone, batches, len(chunks), settings, device)
+        if rank() > 0:
+            return {}
         return {"knn_accuracy": knn_accuracy(features, labels, features, labels, k=20, exclude_self=True)}
 
     return check
@@ -60,13 +70,13 @@ def _retrieval(source: Source, settings: RunSettings, device: torch.device) -> C
         device=device,
     )  # fmt: skip
 
-    def batches() -> Iterator[Batch]:
-        return (place(views.batch(step), device) for step in range(max(count // BATCH, 1)))
-
     def check(backbone: nn.Module) -> dict[str, float]:
-        pairs = [(batch.query, batch.key) for batch in batches()]
-        first = _encode(backbone, (query for query, _ in pairs), settings, device)
-        second = _encode(backbone, (key for _, key in pairs), settings, device)
+        chunks = own_share(max(count // BATCH, 1))
+        pairs = [place(views.batch(step), device) for step in chunks]
+        first = _encode(backbone, (pair.query for pair in pairs), len(chunks), settings, device)
+        second = _encode(backbone, (pair.key for pair in pairs), len(chunks), settings, device)
+        if rank() > 0:
+            return {}
         return {
             "retrieval": retrieval(first, second),
             "alignment": alignment(first, second),
@@ -77,5 +87,14 @@ def _retrieval(source: Source, settings: RunSettings, device: torch.device) -> C
     return check
 
 
-def _encode(backbone: nn.Module, batches: Iterator[Tensor], settings: RunSettings, device: torch.device) -> Tensor:
-    return encode(backbone, batches, mean=settings.mean, std=settings.std, device=device, precision=settings.precision)
+def _encode(
+    backbone: nn.Module, batches: Iterator[Tensor], chunks: int, settings: RunSettings, device: torch.device
+) -> Tensor:
+    """The features of all pictures, in order, of which this process encodes the `chunks` batches it is given."""
+    own = torch.empty(0, 0)
+    with buffers_of_the_first(backbone):
+        if chunks:
+            own = encode(
+                backbone, batches, mean=settings.mean, std=settings.std, device=device, precision=settings.precision
+            )
+    return gather_shares(own.to(device)).cpu()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moco.contrast.batchnorm import encode_in_groups, shuffle
+from moco.contrast.dictionary import Queue
 from moco.contrast.moco import MomentumContrast
 from moco.data.loader import Batch
 from moco.data.views import normalize
@@ -38,9 +39,12 @@ def key_drift(
 
     batch_of: the batch of a training step, as it was (`ViewStream.batch`). The views are made anew, encoded with the
     present key encoder in the same groups and the same shuffle, and compared by cosine. Steps whose pictures are not
-    those noted in the queue are left out: the data must be what it was. The model does not change.
+    those noted in the queue are left out: the data must be what it was. None for other dictionaries, which keep no old
+    keys. The model does not change.
     """
     queue = model.dictionary
+    if not isinstance(queue, Queue):
+        return []
     order = ((queue.pointer + torch.arange(len(queue), device=queue.keys.device)) % len(queue)).cpu()
     births, ids, keys = queue.births.cpu()[order], queue.ids.cpu()[order], queue.keys.cpu().float()[order]
     there = births[births >= 0].unique()

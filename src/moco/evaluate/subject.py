@@ -119,7 +119,7 @@ def load_timm(
         config = timm.models.get_pretrained_cfg(name)
         if config is None or not config.has_weights:
             raise UserError(f"timm has no published weights for {name}: leave --pretrained away")
-        overlay = {"file": str(_weights_file(name, config))}
+        overlay = {"file": str(published_weights(name, config))}
         model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
         size = image_size or int(config.input_size[-1])
 
@@ -142,8 +142,11 @@ def _born(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make().eval()
 
 
-def _weights_file(name: str, config: object) -> Path:
-    """The published weights of a timm model on this machine: in the cache of Hugging Face or of torch.hub."""
+def published_weights(name: str, config: object) -> Path:
+    """The published weights of a timm model on this machine: in the cache of Hugging Face or of torch.hub.
+
+    config: timm's entry for it. Raises UserError where they are not here; nothing is fetched.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     repository, url = str(getattr(config, "hf_hub_id", None) or ""), getattr(config, "url", None)
@@ -157,5 +160,5 @@ def _weights_file(name: str, config: object) -> Path:
             return path
     raise UserError(
         f"the published weights of {name} are not on this machine: fetch them once with "
-        f"timm.create_model({name!r}, pretrained=True), or leave --pretrained away"
+        f"timm.create_model({name!r}, pretrained=True), or start without them"
     )

@@ -1,6 +1,6 @@
-"""`moco eval`: what a network knows, by kNN, linear probe, few labels or retrieval, always beside an untrained one.
+"""`moco eval`: what a network knows, by its features or fine-tuned, always beside an untrained one.
 
-comparison  the networks side by side, their pictures and features    tasks  from there to figures
+comparison  the networks side by side, their pictures and features    tasks, finetuning  from there to figures
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from moco.evaluate.cache import FeatureCache, weights_fingerprint
 from moco.evaluate.pictures import Part, open_part, same_classes, split
 from moco.evaluate.subject import Subject, Where, load_run, load_timm, locate
 from moco.evaluation.comparison import Comparison
-from moco.evaluation.tasks import Figures, run_task
+from moco.evaluation.figures import Figures
+from moco.evaluation.tasks import run_task
 from moco.evaluation_settings import TASKS, EvaluationSettings, RetrievalSettings, inspection
 from moco.settings import check_names
 from moco.train.checkpoints import write_atomically
@@ -40,8 +41,8 @@ WHOLE = ("L2 penalty", "learning rate", "last training loss")
 class Evaluation:
     """What was found.
 
-    task: knn, linear, fewshot or retrieval. rows: figures by row (the subject first) and name; shares are 0 to 1.
-    details: everything that is in the JSON. notes: lines for the reader. path: where the JSON is, or None.
+    task: knn, linear, fewshot, finetune or retrieval. rows: figures by row (the subject first) and name; shares are
+    0 to 1. details: everything that is in the JSON. notes: lines for the reader. path: where the JSON is, or None.
     """
 
     task: str
@@ -59,15 +60,17 @@ def evaluate(
     labels: Any = None,
     test: Any = None,
     test_labels: Any = None,
+    unlabelled: Any = None,
     quiet: bool = False,
     **given: Any,
 ) -> Evaluation:
     """Evaluate a network and return the figures; print a table and write them down, as `moco eval` does.
 
-    task: knn, linear, fewshot or retrieval. subject: a run (folder or `moco.Run`), a checkpoint file in one, or the
-    name of a timm model. data: labelled pictures, whatever `moco.pretrain` takes; by default those of the run. test:
-    pictures to test on; by default a part of the data is set aside. labels, test_labels: where they do not come with
-    the pictures. given: fields of the task's settings in `moco.evaluation_settings`. quiet: print nothing.
+    task: knn, linear, fewshot, finetune or retrieval. subject: a run (folder or `moco.Run`), a checkpoint file in one,
+    or the name of a timm model. data: labelled pictures, whatever `moco.pretrain` takes; by default those of the run.
+    test: pictures to test on; by default a part of the data is set aside. labels, test_labels: where they do not come
+    with the pictures. unlabelled: further pictures, for the contrastive loss of finetune. given: fields of the task's
+    settings in `moco.evaluation_settings`. quiet: print nothing.
 
     No tensor of the subject changes. Raises UserError for anything wrong with subject, data, labels or settings.
     """
@@ -75,8 +78,11 @@ def evaluate(
     kind = TASKS[task]
     if _is_words(labels):  # percentages
         given, labels = given | {"labels": tuple(labels)}, None
-    named = {"data": data, "test": test, "labels": labels, "test_labels": test_labels}
+    named = {"data": data, "test": test, "labels": labels, "test_labels": test_labels, "unlabelled": unlabelled}
     settings = inspection(kind, given | {name: str(value) for name, value in named.items() if is_text(value)})
+    in_memory = None if is_text(unlabelled) else unlabelled
+    if in_memory is not None:
+        check_names(["unlabelled"], kind.model_fields, "setting")
     where = locate(subject)
     device = find_device(settings.device)
     train, tested = _parts(where, settings, named)
@@ -84,7 +90,7 @@ def evaluate(
     console = None if quiet else Console(soft_wrap=True)
     folder = _folder(where, settings)
     cache = FeatureCache(where.run.path / "features" if where.run is not None else None)
-    work = Comparison(settings, loaded, train, tested, device, cache, console)
+    work = Comparison(settings, where, loaded, train, tested, device, cache, console, in_memory)
     _note_missing(work)
     figures = run_task(task, work)
     details = _details(task, where, work, figures)

@@ -17,7 +17,7 @@ from moco.data.loader import evaluation_batches
 from moco.evaluate.cache import FeatureCache, weights_fingerprint
 from moco.evaluate.features import encode
 from moco.evaluate.pictures import Part, data_fingerprint
-from moco.evaluate.subject import Subject
+from moco.evaluate.subject import Subject, Where
 from moco.evaluation_settings import EvaluationSettings
 
 BATCH = 256
@@ -38,15 +38,21 @@ class Side:
 
 @dataclass
 class Comparison:
-    """What the tasks of `moco eval` work with. notes: lines for the reader of the table."""
+    """What the tasks of `moco eval` work with.
+
+    where: of the subject. unlabelled: further pictures in memory, for fine-tuning. notes: lines for the reader of the
+    table.
+    """
 
     settings: EvaluationSettings
+    where: Where
     subject: Subject
     train: Part
     test: Part
     device: torch.device
     cache: FeatureCache
     console: Console | None
+    unlabelled: Any = None
     notes: list[str] = field(default_factory=list)
     _data: dict[int, str | None] = field(default_factory=dict)
 

@@ -9,6 +9,8 @@ from moco.train.run import Run
 
 # Figures of a training line; whatever else stands in a line beside step and epoch is a check.
 TRAINING = ("loss", "chance_loss", "contrast_accuracy", "positive_similarity", "negative_similarity", "feature_spread")
+LARGEST = 1e9
+"""Beyond it nothing is drawn, as with what is no number."""
 
 
 def draw_curves(run: Run) -> Path:
@@ -24,8 +26,8 @@ def draw_curves(run: Run) -> Path:
     loss, similarity, check = figure.subplots(1, 3)
 
     _curve(loss, training, "loss", "C0")
-    _curve(loss, training, "chance_loss", "grey", label="chance, ln(K+1)", linestyle="--")
-    highest = max((max(line["loss"], line["chance_loss"]) for line in training), default=1.0)
+    _curve(loss, training, "chance_loss", "grey", label="chance", linestyle="--")
+    highest = max((value for name in TRAINING[:2] for _, value in _points(training, name)), default=1.0)
     loss.set(title="loss", xlabel="epoch", ylim=(0, 1.4 * highest))  # room for the legend
     accuracy = loss.twinx()
     _curve(accuracy, training, "contrast_accuracy", "C1", label="contrast accuracy")
@@ -50,6 +52,12 @@ def draw_curves(run: Run) -> Path:
 
 
 def _curve(axes: Any, lines: list[dict[str, Any]], name: str, color: str | None, **style: Any) -> None:
-    points = [(line["epoch"], line[name]) for line in lines if name in line]
+    points = _points(lines, name)
     if points:
         axes.plot(*zip(*points, strict=True), color=color, **({"label": name} | style))
+
+
+def _points(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Epoch and value where both can be drawn: not those of a damaged line."""
+    found = [(line["epoch"], line[name]) for line in lines if "epoch" in line and name in line]
+    return [point for point in found if max(map(abs, point)) < LARGEST]

@@ -46,7 +46,7 @@ class Alarms:
 
     def _saturation(self, line: Mapping[str, float]) -> str | None:
         early = self._queue_steps < line["step"] <= EARLY * self._steps
-        if not early or line["contrast_accuracy"] <= SATURATED_ACCURACY:
+        if not early or line.get("contrast_accuracy", 0) <= SATURATED_ACCURACY:
             return None
         return (
             f"saturation: {line['contrast_accuracy']:.1%} of the pictures find their positive already; the task is too "
@@ -57,7 +57,7 @@ class Alarms:
     def _idle(self, line: Mapping[str, float]) -> str | None:
         if line["epoch"] < IDLE_EPOCHS or line["step"] < 2 * self._queue_steps:
             return None
-        if line["loss"] < IDLE_SHARE * line["chance_loss"]:
+        if "chance_loss" not in line or line["loss"] < IDLE_SHARE * line["chance_loss"]:
             return None
         return (
             f"no learning: after {line['epoch']:.1f} epochs the loss {line['loss']:.2f} is still that of chance "

@@ -6,10 +6,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from moco.contrast.moco import MomentumContrast
+from moco.contrast.method import Method
 
 
-def compile_encoders(model: MomentumContrast, device: torch.device, console: Console | None) -> bool:
+def compile_encoders(model: Method, device: torch.device, console: Console | None) -> bool:
     """Have both encoders compiled at their first step. Returns False, and says why, where nothing can be compiled.
 
     State dictionaries and the encoders themselves stay what they are; only calls go through the compiled code.
@@ -23,8 +23,9 @@ def compile_encoders(model: MomentumContrast, device: torch.device, console: Con
         return False
     # A part that does not compile later on runs as it is, with PyTorch's own warning.
     torch._dynamo.config.suppress_errors = True
-    for encoder in (model.query_encoder, model.key_encoder):
-        encoder.compile(dynamic=False)
+    for name, encoder in model.named_children():
+        if name.endswith("_encoder"):
+            encoder.compile(dynamic=False)
     return True
 
 

@@ -9,16 +9,17 @@ from contextlib import contextmanager
 import torch
 
 from moco.contrast.collectives import gather_rows
+from moco.contrast.moco import MomentumContrast
 from moco.errors import TrainingError, UserError
 from moco.train.checkpoints import write_atomically
 from moco.train.guard import NotFinite
+from moco.train.heartbeat import is_loss
 from moco.train.job import Job
 from moco.train.optim import learning_rate
 
 MOST_IN_A_ROW = 10
 """Bad steps one after the other that are passed over before the training stops all the same."""
 NAMED = 8
-LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "nccl")
 
 
 class BadSteps:
@@ -60,8 +61,8 @@ class BadSteps:
         job = self._job
         rate = learning_rate(step, job.stream.steps_per_epoch, job.settings)
         norms = {
-            name: float(parameter.grad.norm())
-            for name, parameter in job.model.query_encoder.named_parameters()
+            name.removeprefix("query_encoder."): float(parameter.grad.norm())
+            for name, parameter in job.model.named_parameters()
             if parameter.grad is not None
         }
         ids = job.stream.ids(step).tolist()
@@ -92,11 +93,11 @@ def check_same_start(job: Job) -> None:
 
 def check_same_queue(job: Job) -> None:
     """Raise TrainingError if the dictionaries of the processes differ: they would train different models."""
-    if job.processes.world == 1:
+    parts = list(job.model.dictionary.buffers()) if isinstance(job.model, MomentumContrast) else []
+    if job.processes.world == 1 or not parts:
         return
-    queue = job.model.dictionary
-    sums = torch.stack([part.sum(dtype=torch.float64) for part in (queue.keys, queue.ids, queue.pointer)])
-    if not torch.equal(gather_rows(sums[None]), sums.expand(job.processes.world, 3)):
+    sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])
+    if not torch.equal(gather_rows(sums[None]), sums.expand(job.processes.world, len(sums))):
         raise TrainingError(
             f"the queues of the processes differ; go on from the last checkpoint: moco resume {job.run.path}"
         )
@@ -118,11 +119,8 @@ def translated(job: Job) -> Iterator[None]:
         raise _out_of_memory(job) from error
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if job.processes.world > 1 and any(word in text.lower() for word in LOST):
-            raise TrainingError(
-                f"another process is gone, or has not answered for {job.settings.timeout:g} minutes (process "
-                f"{job.processes.rank} of {job.processes.world}: {text[:120]}); go on with: moco resume {job.run.path}"
-            ) from error
+        if job.processes.world > 1 and is_loss(error):
+            raise _lost(job, text) from error
         if "DataLoader worker" in text:
             raise TrainingError(
                 f"a data worker died ({text[:120]}): probably the memory did not suffice; lower --workers "
@@ -135,6 +133,16 @@ def translated(job: Job) -> Iterator[None]:
         if not job.run.path.exists():
             raise TrainingError(f"the run folder {job.run.path} is gone: somebody removed or renamed it") from error
         raise TrainingError(f"{error.filename or job.run.path}: {error.strerror or error}") from error
+
+
+def _lost(job: Job, text: str) -> TrainingError:
+    own = job.processes
+    otherwise = (
+        f"another process is gone, or has not answered for {job.settings.timeout:g} minutes (process {own.rank} of "
+        f"{own.world}: {text[:120]})"
+    )
+    advice = f"go on with: moco resume {job.run.path}"
+    return TrainingError(f"{otherwise}; {advice}") if own.heartbeat is None else own.heartbeat.error(otherwise, advice)
 
 
 def _out_of_memory(job: Job) -> TrainingError:

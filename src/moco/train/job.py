@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from moco.contrast.moco import MomentumContrast
+from moco.contrast.method import Method
 from moco.data.bad_files import BadFiles
 from moco.data.loader import ViewStream
 from moco.errors import UserError
@@ -19,7 +19,7 @@ from moco.train.checkpoints import FORMAT, BackgroundSaver
 from moco.train.guard import FiniteGuard
 from moco.train.lock import RunLock
 from moco.train.memory import keep_freed_memory
-from moco.train.optim import sgd
+from moco.train.optim import make_optimizer
 from moco.train.parallel import Processes
 from moco.train.run import SKIPPED, Run
 from moco.train.window import Window
@@ -42,17 +42,18 @@ class Job:
     """What a training run works with."""
 
     settings: RunSettings
-    model: MomentumContrast
+    model: Method
     stream: ViewStream
     run: Run
     processes: Processes
     monitor: Monitor | None
-    """Checks the query backbone after an epoch: names and values to write down. Called on the main process."""
+    """Checks the query backbone after an epoch: names and values to write down. Called on all processes, to share
+    the work; only the main one gets values."""
     console: Console | None
     writer: Writer | None = None
     lock: RunLock | None = None
     first_step: int = 0
-    optimizer: torch.optim.SGD = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)
     guard: FiniteGuard = field(init=False)
     window: Window = field(init=False)
@@ -64,12 +65,12 @@ class Job:
         if device.type == "cpu":
             keep_freed_memory()
         self.model.to(device).to(memory_format=torch.channels_last)
-        self.optimizer = sgd(self.model, self.settings)
+        self.optimizer = make_optimizer(self.model, self.settings)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.settings.precision == "fp16")
         self.guard = FiniteGuard(
             device,
             self.optimizer,
-            fused=self.optimizer.defaults["fused"],
+            fused=self.optimizer.defaults.get("fused", False),
             every_step=device.type != "cuda" or self.settings.on_nan != "stop",
         )
         # Each process counts among the pictures that it reads itself.
@@ -91,7 +92,10 @@ class Job:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint was written. Raises UserError if it is not of this job."""
-        images, done = len(self.stream.source), state["step"] // self.stream.steps_per_epoch
+        images = len(self.stream.source)
+        if state["images"] is None:
+            state = self._placed(state)
+        done = state["step"] // self.stream.steps_per_epoch
         if state["images"] != images:
             raise UserError(
                 f"{self.run.path} was trained on {state['images']} images, but there are {images} now: "
@@ -104,11 +108,23 @@ class Job:
             self.window.load_state_dict(state["window"], self.processes.device)
         self.first_step = state["step"]
 
+    def _placed(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of an imported run (`moco.interop`), which counts epochs, among the steps of this data."""
+        if "optimizer" not in state:
+            raise UserError(
+                f"{self.run.path} was imported without the parts that training needs: start a new run from its "
+                "weights, moco pretrain DATA --init FILE"
+            )
+        step = state["epochs"] * self.stream.steps_per_epoch
+        model = state["model"] | {"_extra_state": step}
+        return state | {"step": step, "images": len(self.stream.source), "model": model}
+
     def load(self, state: dict[str, Any]) -> None:
         """Take over weights, queue and optimiser of a checkpoint."""
         self.model.load_state_dict(state["model"])
         # How the optimiser computes is a matter of this machine, not of the run.
-        groups = [group | {"fused": self.optimizer.defaults["fused"]} for group in state["optimizer"]["param_groups"]]
+        here = {"fused": self.optimizer.defaults["fused"]} if "fused" in self.optimizer.defaults else {}
+        groups = [group | here for group in state["optimizer"]["param_groups"]]
         self.optimizer.load_state_dict(state["optimizer"] | {"param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
 

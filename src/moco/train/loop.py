@@ -48,13 +48,15 @@ def train(job: Job) -> None:
     display = ProgressDisplay(
         job.console, first_step=job.first_step, steps=steps, steps_per_epoch=per_epoch, epochs=settings.epochs
     )
-    alarms = Alarms(steps=steps, queue_steps=-(-settings.queue_size // settings.batch_size))
+    alarms = Alarms(steps=steps, queue_steps=_queue_steps(settings))
     bad_steps, clock, waiting = BadSteps(job), SaveClock(settings, per_epoch), Waiting(job.processes.device)
     job.model.train()
     with stop_on_signal() as stop, display, translated(job), contextlib.closing(job.saver):
         for step in range(job.first_step, steps):
             began = time.monotonic()
+            job.processes.at(f"waiting for the pictures of step {step + 1}")
             batch = next(batches)
+            job.processes.at(f"in step {step + 1}")
             waited = waiting.counted(time.monotonic() - began)
             _note_skipped(job, batch, step + 1)
             rate = learning_rate(step, per_epoch, settings)
@@ -95,6 +97,12 @@ def train(job: Job) -> None:
                 )
 
 
+def _queue_steps(settings: RunSettings) -> int:
+    """Steps until every key of the dictionary is a real one."""
+    queue = settings.method == "moco" and settings.dictionary == "queue"
+    return -(-settings.queue_size // settings.batch_size) if queue else 1
+
+
 def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float) -> dict[str, Tensor]:
     """One optimiser step over a batch, in `accumulate` pieces. Returns the figures of the step, averaged."""
     settings, model, device = job.settings, job.model, job.processes.device
@@ -103,7 +111,7 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
         group["lr"] = rate
     # What an encoder itself draws (dropout) is a function of the step as well.
     torch.manual_seed((settings.seed * 1_000_003 + step * 97 + job.processes.rank) % 2**63)
-    model.begin_step()
+    model.begin_step(step / job.steps)
     pieces = settings.accumulate
     totals: dict[str, Tensor] = {}
     for piece, (view_a, view_b, ids) in enumerate(_pieces(batch, pieces)):
@@ -115,7 +123,7 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
         for name, value in {"loss": output.loss.detach(), **output.metrics}.items():
             totals[name] = totals.get(name, 0) + value / pieces
     job.scaler.unscale_(job.optimizer)
-    totals |= _gradient_figures(model.query_encoder, settings)
+    totals |= _gradient_figures(model, settings)
     # Not the gradient under a scaler, which expects overflows and deals with them.
     watched = [totals["loss"]] if job.scaler.is_enabled() else [totals["loss"], totals["gradient_norm"]]
     job.guard.note(torch.stack(watched), step)
@@ -136,14 +144,16 @@ def _on_device(view: Tensor, settings: RunSettings, device: torch.device) -> Ten
     return normalize(moved, settings.mean, settings.std).contiguous(memory_format=torch.channels_last)
 
 
-def _gradient_figures(encoder: nn.Module, settings: RunSettings) -> dict[str, Tensor]:
+def _gradient_figures(model: nn.Module, settings: RunSettings) -> dict[str, Tensor]:
     """The norm of the whole gradient, clipped where asked, and of each layer's where asked (before clipping)."""
     figures: dict[str, Tensor] = {}
-    learned = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+    learned = {
+        name.removeprefix("query_encoder."): p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
     if settings.log_gradient_norms:
         figures = {f"gradient_norm/{name}": gradient.norm() for name, gradient in learned.items()}
     if settings.clip_gradient is not None:
-        figures["gradient_norm"] = nn.utils.clip_grad_norm_(encoder.parameters(), settings.clip_gradient)
+        figures["gradient_norm"] = nn.utils.clip_grad_norm_(model.parameters(), settings.clip_gradient)
     else:
         figures["gradient_norm"] = nn.utils.get_total_norm(learned.values())
     return figures
@@ -209,10 +219,12 @@ def _warn(job: Job, alarms: Alarms, line: dict[str, float]) -> None:
 def _check(job: Job, epoch: int, step: int) -> dict[str, float]:
     last = epoch == job.settings.epochs
     due = last or epoch % job.settings.monitor_every == 0
-    if job.monitor is None or not due or not job.processes.main:
+    if job.monitor is None or not due:
         return {}
+    job.processes.at(f"in the check after step {step}")
     checks = job.monitor(job.model.backbone)
-    _write_line(job, {"step": step, "epoch": float(epoch), **checks})
+    if checks:
+        _write_line(job, {"step": step, "epoch": float(epoch), **checks})
     return checks
 
 

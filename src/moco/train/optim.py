@@ -6,25 +6,33 @@ import math
 from typing import Any
 
 import torch
+from timm.optim.lars import Lars
 from torch import nn
 
 from moco.settings import PretrainSettings
 
 
-def sgd(module: nn.Module, settings: PretrainSettings) -> torch.optim.SGD:
-    """SGD over the parameters of `module` that learn; norm layers and biases undecayed where asked.
+def make_optimizer(module: nn.Module, settings: PretrainSettings) -> torch.optim.Optimizer:
+    """The optimiser over the parameters of `module` that learn: SGD, LARS (timm's) or AdamW.
 
-    Fused where PyTorch has it so: one pass over all parameters instead of several over each.
+    Norm layers and biases are left undecayed where asked; under LARS always, and they are spared its trust ratio as
+    well ([v3] appendix A). Fused where PyTorch has it so: one pass over all parameters instead of several over each.
     """
     learning = [p for p in module.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [{"params": learning, "weight_decay": settings.weight_decay}]
-    if not settings.decay_norm_and_bias:
+    if settings.optimizer == "lars" or not settings.decay_norm_and_bias:
         groups = [
             {"params": [p for p in learning if p.ndim > 1], "weight_decay": settings.weight_decay},
             {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
         ]
-    fused = all(p.device.type in ("cpu", "cuda") for p in learning)
-    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.sgd_momentum, fused=fused)
+    rate, fused = settings.learning_rate, all(p.device.type in ("cpu", "cuda") for p in learning)
+    if settings.optimizer == "lars":
+        # timm leaves groups without weight decay unadapted.
+        found: torch.optim.Optimizer = Lars(groups, lr=rate, momentum=settings.sgd_momentum)
+        return found
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, fused=fused)
+    return torch.optim.SGD(groups, lr=rate, momentum=settings.sgd_momentum, fused=fused)
 
 
 def learning_rate(step: int, steps_per_epoch: int, settings: PretrainSettings) -> float:

@@ -10,10 +10,14 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from moco.errors import UserError
+from moco.errors import TrainingError, UserError
+from moco.train.heartbeat import Heartbeat, is_loss
+
+GRACE = 60.0
+"""Seconds beyond the time-out after which what could not end a vain wait is ended by other means."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,12 @@ class Processes:
     rank: int
     world: int
     device: torch.device
+    heartbeat: Heartbeat | None = None
+
+    def at(self, doing: str) -> None:
+        """Say where this process has come to, for the others to tell who is missing. Costs nothing."""
+        if self.heartbeat is not None:
+            self.heartbeat.at(doing)
 
     @property
     def main(self) -> bool:
@@ -34,7 +44,8 @@ class Processes:
 def processes(device: str, timeout: float = 10.0) -> Iterator[Processes]:
     """Join the other processes that torchrun started (gloo on CPU, NCCL on CUDA), and leave them at the end.
 
-    timeout: minutes that one of them waits for the others. Raises UserError for a device that is not there.
+    timeout: minutes that one of them waits for the others. Raises UserError for a device that is not there, and
+    TrainingError where the processes do not find each other.
     """
     local = int(os.environ.get("LOCAL_RANK", 0))
     found = find_device(device, local)
@@ -43,19 +54,56 @@ def processes(device: str, timeout: float = 10.0) -> Iterator[Processes]:
         return
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=timeout)))
-    dist.init_process_group(
-        "nccl" if found.type == "cuda" else "gloo",
-        # After a restart the store may be the old one, with the addresses of processes that are gone.
-        store=PrefixStore(f"moco-attempt-{_restarts()}", store),
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(minutes=timeout),
-    )
+    limit = timedelta(minutes=timeout)
+    group, watched = _patience("nccl" if found.type == "cuda" else "gloo", limit.total_seconds())
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), found)
+        store, rank, world = next(rendezvous("env://", timeout=limit))
+    except RuntimeError as error:
+        raise TrainingError(f"the processes did not all come within {timeout:g} minutes: {_short(error)}") from error
+    heartbeat = Heartbeat(_own_store(limit), rank, world, watched)
+    heartbeat.start()
+    try:
+        dist.init_process_group(
+            "nccl" if found.type == "cuda" else "gloo",
+            store=_of_this_attempt(store),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=group),
+        )
+        yield Processes(rank, world, found, heartbeat)
+    except RuntimeError as error:  # outside of the loop, which says more
+        if not (is_loss(error) or not dist.is_initialized()):
+            raise
+        otherwise = f"another process is gone, or has not answered for {timeout:g} minutes ({_short(error)})"
+        raise heartbeat.error(otherwise, "start again, or go on with moco resume") from error
     finally:
-        dist.destroy_process_group()
+        heartbeat.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _patience(backend: str, seconds: float) -> tuple[float, float]:
+    """After how many seconds the group gives a vain wait up, and after how many the heartbeat ends the process.
+
+    Gloo raises an exception in the waiting thread. NCCL does not: there the heartbeat is to come first.
+    """
+    return (seconds + GRACE, seconds) if backend == "nccl" else (seconds, seconds + GRACE)
+
+
+def _own_store(limit: timedelta) -> Store:
+    """A second connection to the store at which the processes met: the first may be busy waiting."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]
+    return PrefixStore("signs", _of_this_attempt(store))
+
+
+def _of_this_attempt(store: Store) -> Store:
+    # After a restart the store may be the old one, with the addresses of processes that are gone.
+    return PrefixStore(f"moco-attempt-{_restarts()}", store)
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160]
 
 
 def restarted() -> bool:

@@ -73,12 +73,17 @@ def figures(line: Mapping[str, float]) -> str:
     """The figures of a metrics line, in words."""
     if "loss" not in line:
         return "no step gave a number"
-    return (
-        f"{line['images_per_second']:.0f} images/s · {line['data_wait']:.0%} waiting for data · "
-        f"loss {line['loss']:.3f} (chance {line['chance_loss']:.3f}) · accuracy {line['contrast_accuracy']:.1%} · "
-        f"similarity {line['positive_similarity']:+.2f} / {line['negative_similarity']:+.2f} · "
-        f"spread {line['feature_spread']:.2f} · rate {line['learning_rate']:.2g}"
-    )
+    parts = [
+        f"{line['images_per_second']:.0f} images/s",
+        f"{line['data_wait']:.0%} waiting for data",
+        f"loss {line['loss']:.3f}" + (f" (chance {line['chance_loss']:.3f})" if "chance_loss" in line else ""),
+    ]
+    if "contrast_accuracy" in line:
+        parts += [
+            f"accuracy {line['contrast_accuracy']:.1%}",
+            f"similarity {line['positive_similarity']:+.2f} / {line['negative_similarity']:+.2f}",
+        ]
+    return " · ".join([*parts, f"spread {line['feature_spread']:.2f}", f"rate {line['learning_rate']:.2g}"])
 
 
 def duration(seconds: float) -> str:

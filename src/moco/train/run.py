@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
@@ -106,15 +105,16 @@ class Run:
             file.write(json.dumps(dict(values)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; a half-written last line is left out."""
+        """All lines of metrics.jsonl; half-written and damaged ones are left out."""
         return list(self._metric_lines())
 
     def _metric_lines(self) -> Iterator[dict[str, Any]]:
         path = self.path / METRICS
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(json.JSONDecodeError):
-                    yield json.loads(line)
+            for text in path.read_bytes().splitlines():
+                line = _metrics(text)
+                if line is not None:
+                    yield line
 
     def is_best(self, checks: Mapping[str, float]) -> bool:
         """Whether a check is at least as good as every one written down: by kNN, or else by retrieval."""
@@ -152,6 +152,19 @@ class Run:
             csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(values)
 
 
+def _metrics(text: bytes) -> dict[str, Any] | None:
+    """A line as `log` wrote it, names with numbers and the step among them, or None for anything else."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or "step" not in line:
+        return None
+    return (
+        line if all(type(value) is float or (type(value) is int and value < 2**63) for value in line.values()) else None
+    )
+
+
 class NoRun(Run):
     """Stands in for a run folder where a training is only measured: nothing is written or read."""
 
@@ -172,6 +185,8 @@ def backbone_of(settings: RunSettings) -> nn.Module:
         stem=settings.stem,
         base_width=settings.base_width,
         image_size=settings.image_size,
+        vit_rules=settings.vit_rules,
+        keep_tokens=settings.keep_tokens,
     )
 
 

@@ -13,10 +13,11 @@ from moco.contrast.collectives import gather_rows
 class Window:
     """Sums of figures over steps, kept on the device until a line is asked for.
 
-    batch_size: pictures per step over all processes. chance_loss: the loss of features that know nothing.
+    batch_size: pictures per step over all processes. chance_loss: the loss of features that know nothing,
+    where there is such a level.
     """
 
-    def __init__(self, batch_size: int, chance_loss: float) -> None:
+    def __init__(self, batch_size: int, chance_loss: float | None) -> None:
         self._batch_size, self._chance_loss = batch_size, chance_loss
         self._clear()
 
@@ -37,7 +38,8 @@ class Window:
         if names:
             values = torch.stack([self._sums[name].float() for name in names]) / self._steps
             means = dict(zip(names, gather_rows(values[None]).mean(0).tolist(), strict=True))
-            line |= {"loss": means.pop("loss"), "chance_loss": self._chance_loss, **means}
+            chance = {} if self._chance_loss is None else {"chance_loss": self._chance_loss}
+            line |= {"loss": means.pop("loss"), **chance, **means}
         line |= {
             "learning_rate": rate,
             "images_per_second": self._batch_size * self._steps / max(self._seconds, 1e-9),

@@ -1,0 +1,1 @@
+"""Weights from elsewhere and for elsewhere: reading foreign files, importing runs, exporting encoders."""
