@@ -1,22 +1,64 @@
-"""Few labels: a linear probe on MoCo features against supervised training from scratch on the same labels.
+"""Few labels: what MoCo features and MoCo weights give, against supervised training from scratch on the same labels.
 
     python benchmarks/low_labels.py RUN --data train.npz --test test.npz
 
-RUN: pre-trained on the pictures of --data without their labels. The probe chooses its penalty on the labelled
-pictures alone. The training from scratch is tried at several rates and lengths, and its best row counts, chosen on
-the test pictures: the comparison leans towards it.
+RUN: pre-trained on the pictures of --data without their labels. The probes choose their penalty on the labelled
+pictures alone, fine-tuning has one rate. The training from scratch is tried at several rates and lengths, and its best
+row counts, chosen on the test pictures: the comparison leans towards it.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
+from moco.data.loader import evaluation_batches
+from moco.evaluate.features import encode
+from moco.evaluate.linear import few_labels, linear_accuracy
+from moco.evaluate.pictures import Part, open_part
 from moco.evaluation import evaluate
+from moco.train.run import Run
+
+SCRATCH = "supervised from scratch"
+
+
+class Map(nn.Module):
+    """The last feature map of a timm backbone as one long vector: where in the picture something is stays known."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.backbone.forward_features(pictures).flatten(1)
+
+
+def map_probes(run: Run, data: str, test: str, share: float, draws: int, precision: Any) -> list[float]:
+    """Accuracies of linear probes on the last feature map, with the same labels as those of `moco eval`."""
+    settings, network = run.settings, Map(run.backbone())
+    whole, tested = (open_part(path, "auto", needed=True) for path in (data, test))
+    labels = whole.known()
+    count = round(share * len(labels) / len(labels.unique()))
+    rows = [few_labels(labels, count, draw) for draw in range(draws)]
+    needed = torch.cat(rows).unique()
+
+    def encoded(part: Part) -> Tensor:
+        batches = evaluation_batches(
+            part.source, part.indices, size=settings.image_size, channels=settings.channels, batch_size=256
+        )
+        return encode(network, batches, mean=settings.mean, std=settings.std, device="cpu", precision=precision)
+
+    bank, queries = encoded(whole.rows(needed)), encoded(tested)
+    return [
+        linear_accuracy(bank[torch.searchsorted(needed, chosen)], labels[chosen], queries, tested.known(), seed=draw)
+        for draw, chosen in enumerate(rows)
+    ]
 
 
 def main() -> None:
@@ -26,32 +68,61 @@ def main() -> None:
     parser.add_argument("--test", required=True)
     parser.add_argument("--labels", default="1%")
     parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.05, 0.1, 0.02])
-    parser.add_argument("--steps", type=int, nargs="+", default=[1000])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.05, 0.1, 0.02], help="of training from scratch")
+    parser.add_argument("--steps", type=int, nargs="+", default=[1000], help="of training from scratch and fine-tuning")
+    parser.add_argument("--tune", type=float, nargs="*", default=[], help="rates of fine-tuning (default: its own)")
+    parser.add_argument(
+        "--contrast", type=float, nargs="*", default=[], help="fine-tune with such --contrastive-weight"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="bf16", help="of backbones; the probes compute in fp32")
     found = parser.parse_args()
     torch.set_num_threads(found.threads)
     console, rows = Console(), {}
+    common: dict[str, Any] = {
+        "test": found.test, "labels": [found.labels], "draws": found.draws, "precision": found.precision, "quiet": True
+    }  # fmt: skip
+
+    def add(label: str, values: list[float]) -> None:
+        console.print(f"{label}:", *(f"{value * 100:.1f}" for value in values))
+        rows[label] = values
+
+    share = float(found.labels.rstrip("%")) / 100
+    add("pre-trained, probe on the map", map_probes(
+        Run(found.run), found.data, found.test, share, found.draws, found.precision
+    ))  # fmt: skip
     for number, (rate, steps) in enumerate(itertools.product(found.rates, found.steps)):
         result = evaluate(
-            "fewshot", found.run, found.data, test=found.test, labels=[found.labels], draws=found.draws, scratch=True,
-            scratch_lr=rate, scratch_steps=steps, baseline=number == 0, precision=found.precision, quiet=True,
+            "fewshot", found.run, found.data, scratch=True, scratch_lr=rate, scratch_steps=steps,
+            baseline=number == 0, **common,
         )  # fmt: skip
         for label, by_amount in result.details["draws"].items():
-            scratch = label == "supervised from scratch"
-            values = next(iter(by_amount.values()))
-            console.print(f"{label}, rate {rate:g}, {steps} steps:", [round(value * 100, 1) for value in values])
-            rows[f"{label}, rate {rate:g}, {steps} steps" if scratch else label] = values
-    shown = Table(title=f"{found.labels} of the labels, accuracy on {result.details['pictures']['to test on']}, %")
+            if label == SCRATCH or label not in rows:
+                name = f"{label}, rate {rate:g}, {steps} steps" if label == SCRATCH else label
+                add(name, next(iter(by_amount.values())))
+    tuned = [(rate, steps, weight) for rate in found.tune or ["auto"] for steps in found.steps
+             for weight in (0.0, *found.contrast)]  # fmt: skip
+    for rate, steps, weight in tuned:
+        further = {"contrastive_weight": weight, "unlabelled": found.data} if weight else {}
+        result = evaluate(
+            "finetune", found.run, found.data, lr=rate, steps=steps, validation_share=0, baseline=False,
+            **further, **common,
+        )  # fmt: skip
+        label, by_amount = next(iter(result.details["draws"].items()))
+        add(f"{label}, rate {rate}, {steps} steps", next(iter(by_amount.values())))
+    console.print(_table(rows, found.labels, result.details["pictures"]["to test on"]))
+
+
+def _table(rows: dict[str, list[float]], labels: str, tested: int) -> Table:
+    shown = Table(title=f"{labels} of the labels, accuracy on {tested} pictures, %")
     shown.add_column("trained on the labels")
-    for column in ("mean", "±", *(f"draw {number}" for number in range(found.draws))):
+    for column in ("mean", "±", *(f"draw {number}" for number in range(len(next(iter(rows.values())))))):
         shown.add_column(column, justify="right")
     for label, values in rows.items():
         held = torch.tensor(values, dtype=torch.float64) * 100
         spread = held.std() if len(held) > 1 else torch.zeros(())
         shown.add_row(label, *(f"{value:.1f}" for value in (held.mean(), spread, *held)))
-    console.print(shown)
+    return shown
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ ALLOWED = {
     | {"recipes", "contrast", "data", "train", "evaluate", "report", "resolve", "starting", "building"},
     "bench": LEAVES | {"recipes", "building", "data", "train", "resolve", "pretraining"},
     "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining"},
+    "comparing": LEAVES
+    | {"recipes", "data", "train", "resolve", "pretraining", "bench", "evaluation", "reporting", "__init__"},
     "evaluation_settings": LEAVES,
     "evaluation": LEAVES
     | {"contrast", "data", "train", "evaluate", "report", "building", "pretraining", "evaluation_settings", "__init__"},
@@ -77,13 +79,17 @@ ALLOWED = {
         "__init__",
     },
     "check": LEAVES | {"data"},
+    "run_folders": LEAVES | {"train"},
+    "sklearn": LEAVES | {"recipes", "contrast", "data", "train", "evaluate", "pretraining", "embedding"},
     "cli": LEAVES
     | {
+        "run_folders",
         "options",
         "recipes",
         "interop",
         "pretraining",
         "bench",
+        "comparing",
         "evaluation_settings",
         "evaluation",
         "health",
@@ -95,7 +101,7 @@ ALLOWED = {
         "__init__",
     },
     "__main__": {"cli"},
-    "__init__": LEAVES | {"contrast", "train", "pretraining", "embedding"},
+    "__init__": LEAVES | {"run_folders", "sklearn", "contrast", "train", "pretraining", "embedding"},
 }
 
 

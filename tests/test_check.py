@@ -18,6 +18,7 @@ from moco.check.display import shown, words
 from moco.check.duplicates import MOST_BITS, MOST_GAP, difference_hash, exact_groups, near_groups
 from moco.check.examine import THUMBNAIL, thumbnail
 from moco.check.pool import DIED, examine_all
+from moco.cli import main
 from moco.data.bad_files import BadFiles
 from moco.data.decode import MAX_PIXELS, DecodeError, decode
 from moco.data.loader import ViewStream
@@ -246,9 +247,9 @@ def test_a_hostile_folder_ends_a_training_early(hostile):
 
 def test_what_the_command_writes(hostile, tmp_path, capsys):
     root, bad = hostile
-    found = run_check(str(root), json_file="-", fix_list=str(tmp_path / "good.txt"), workers=1)
+    assert main(["check", str(root), "--json", "-", "--fix-list", str(tmp_path / "good.txt"), "--workers", "1"]) == 0
     out, err = capsys.readouterr()
-    read = json.loads(out)
+    read, found = json.loads(out), check(root, workers=0)
     assert read["images"] == found.images
     assert {os.path.basename(item["name"]) for item in read["unreadable"]} == bad
     assert read["suggestions"]["channels"]["value"] == 3
@@ -265,7 +266,7 @@ def test_what_the_command_writes(hostile, tmp_path, capsys):
 
 def test_what_the_command_refuses(hostile, tmp_path):
     root = str(hostile[0])
-    for options in ({"json_file": str(tmp_path)}, {"json_file": "no/such/folder/x.json"}, {"fix_list": "-"},
+    for options in ({"fix_list": str(tmp_path)}, {"fix_list": "no/such/folder/x.txt"}, {"fix_list": "-"},
                     {"fix_list": str(tmp_path / "good.csv")}):  # fmt: skip
         with pytest.raises(UserError, match=r"cannot write there|name a \.txt file"):
             run_check(root, workers=0, **options)

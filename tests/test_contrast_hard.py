@@ -9,7 +9,7 @@ from torch import nn
 
 import moco
 from moco.contrast.dictionary import Queue
-from moco.contrast.hard import HardNegatives, Hardest, Mixing
+from moco.contrast.hard import Hardest, HardNegatives, Mixing
 from moco.contrast.losses import info_nce
 from moco.contrast.moco import MomentumContrast
 from moco.errors import UserError
@@ -75,10 +75,10 @@ def test_value_and_gradient_are_those_of_the_plain_loss(sharpness, mixed, chunk,
 def test_mixtures_of_a_query_s_own_keys_do_not_count():
     """Seven keys to mix from where only five are negatives: places 5 and 6 among the closest are the query's own."""
     q, k, keys = (rows[:1] if len(rows) == Q else rows[:7] for rows in vectors())
-    first, second = torch.tensor([[0, 5, 1, 6]]), torch.tensor([[4, 1]])
-    mixing = Mixing(7, first, second, torch.tensor([[0.3, 0.6, 0.2, 0.4]]))
+    first, second = torch.tensor([[0, 5, 2, 1, 6]]), torch.tensor([[4, 1, 6]])
+    mixing = Mixing(7, first, second, torch.tensor([[0.3, 0.6, 0.5, 0.2, 0.4]]))
     names = {"ids": torch.tensor([1]), "key_ids": torch.tensor([0, 1, 0, 0, 1, 0, 0])}
-    kept = Mixing(7, first[:, [0, 2]], second[:, :1], mixing.share[:, [0, 2]])
+    kept = Mixing(7, first[:, [0, 3]], second[:, :1], mixing.share[:, [0, 3]])
     found = info_nce(q, k, keys, T, **names, mixing=mixing).loss
     assert found.item() == pytest.approx(plain(q, k, keys, **names, mixing=kept).item(), rel=1e-9)
 
@@ -155,7 +155,8 @@ def test_off_by_default_and_until_it_is_time():
 
 
 def test_moco_begins_the_choices_of_each_step_and_tells_how_far_it_is():
-    net = MomentumContrast(nn.Flatten(), dictionary=queue(HardNegatives(7, 9, start=0.5)), temperature=T)
+    torch.manual_seed(0)
+    net = MomentumContrast(nn.Linear(C, C), dictionary=queue(HardNegatives(7, 9, start=0.5)), temperature=T)
     view = torch.randn(Q, C, generator=torch.Generator().manual_seed(2))
     net.train()
     losses = []

@@ -270,7 +270,8 @@ import numpy as np
 import moco
 from moco.data import fashion
 
-folder, given = os.environ["FOLDER"], eval(os.environ["GIVEN"])
+folder = os.environ["FOLDER"].format(other=3 - world)
+given = eval(os.environ.get("GIVEN", "{}"))  # may depend on `world`
 pictures = fashion.load()[0][:64]
 if os.environ.get("STOP_AFTER"):  # epochs of the whole training decide the learning rate: it is cut, not shortened
     from moco.train.job import Job
@@ -321,10 +322,10 @@ def test_without_batch_norm_losses_agree_whatever_the_number_of_processes_even_i
     for world in (2, 4):
         assert losses(tmp_path / f"whole-{world}") == pytest.approx(expected, abs=TOLERANCE)
     in_processes(RUNS, [1, 2], FOLDER=tmp_path / "half", STOP_AFTER=10, **more)
+    assert [moco.Run(tmp_path / f"half-{world}").load()["step"] for world in (1, 2)] == [11, 11]
+    in_processes(RUNS, [1, 2], FOLDER=tmp_path / "half-{other}", RESUME=1)
     for before, after in ((1, 2), (2, 1)):
         folder = tmp_path / f"half-{before}"
-        assert moco.Run(folder).load()["step"] == 11
-        in_processes(RUNS, [after], FOLDER=folder, RESUME=1)
         assert losses(folder) == pytest.approx(expected, abs=TOLERANCE)
         assert losses(folder)[:11] == losses(tmp_path / f"whole-{before}")[:11]
         settings = moco.Run(folder).settings
@@ -338,18 +339,17 @@ def test_groups_of_one_process_are_the_processes_of_several(tmp_path):
     Equal to rounding as long as training has not magnified it; and a run that changes from one to the other goes on
     with the same groups.
     """
-    given = WITH_BATCH_NORM | {"bn_groups": 4}
-    in_processes(RUNS, [1], FOLDER=tmp_path / "run", GIVEN=repr(given))
-    in_processes(RUNS, [2], FOLDER=tmp_path / "run", GIVEN=repr(given | {"bn_groups": 2}))
-    in_processes(RUNS, [4], FOLDER=tmp_path / "run", GIVEN=repr(given | {"bn_groups": 1}))
-    in_processes(RUNS, [1], FOLDER=tmp_path / "plain", GIVEN=repr(given | {"bn_groups": 1}))
-    one, two, four, plain = (losses(tmp_path / name) for name in ("run-1", "run-2", "run-4", "plain-1"))
-    assert two[:5] == pytest.approx(one[:5], abs=1e-3)
-    assert four[:5] == pytest.approx(one[:5], abs=1e-3)
-    assert max(abs(a - b) for a, b in zip(one[:5], plain[:5], strict=True)) > 1e-2  # the groups do make a difference
-    in_processes(RUNS, [1], FOLDER=tmp_path / "half", GIVEN=repr(given), STOP_AFTER=10)
+    groups = repr(WITH_BATCH_NORM).replace("}", ", 'bn_groups': 4 // world}")
+    in_processes(RUNS, [1, 2, 4], FOLDER=tmp_path / "run", GIVEN=groups)
+    one, two, four = (losses(tmp_path / f"run-{world}") for world in (1, 2, 4))
+    assert two[:5] == pytest.approx(one[:5], abs=TOLERANCE)
+    assert four[:5] == pytest.approx(one[:5], abs=TOLERANCE)
+    whole = WITH_BATCH_NORM | {"bn_groups": 1}
+    plain = moco.pretrain(fashion.load()[0][:64], out=str(tmp_path / "plain"), quiet=True, **whole)
+    assert max(abs(a - b) for a, b in zip(one[:5], losses(plain.path), strict=False)) > 100 * TOLERANCE
+    in_processes(RUNS, [1], FOLDER=tmp_path / "half", GIVEN=groups, STOP_AFTER=10)
     said = in_processes(RUNS, [4], FOLDER=tmp_path / "half-1", RESUME=1, WORDS=1)
     assert "batch norm:" not in said
     settings = moco.Run(tmp_path / "half-1").settings
     assert (settings.processes, settings.bn_groups, settings.shuffle_bn) == (4, 1, True)
-    assert losses(tmp_path / "half-1")[11:16] == pytest.approx(one[11:16], abs=1e-3)
+    assert losses(tmp_path / "half-1")[11:15] == pytest.approx(one[11:15], abs=1e-3)

@@ -52,7 +52,7 @@ def folder(tmp_path_factory, pictures):
         file = path / f"class-{label}" / f"{number:05}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(file), picture)
-    (path / "class-3" / "00000-broken.png").write_bytes(b"\x89PNG, once")
+    (path / "class-7" / "00000-broken.png").write_bytes(b"\x89PNG, once")
     return path, np.argsort(pictures[1], kind="stable")
 
 
@@ -146,12 +146,12 @@ def test_folder_tar_and_array_of_the_same_pictures_agree(run, folder, pictures, 
     assert all(os.path.exists(name) for name in names[:5])
     assert read.column("class_name").to_pylist() == [name.split("/")[1] for name in names]
     place = read.column("index").to_pylist()
-    gap = int((pictures[1] < 3).sum())  # the damaged picture comes first in its class
+    gap = int((pictures[1] < 7).sum())  # the damaged picture comes first in its class
     assert place == [*range(gap), *range(gap + 1, COUNT + 1)]
     skipped = list(csv.DictReader((tmp_path / "folder.parquet.skipped.csv").open()))
-    assert [line["path"] for line in skipped] == ["clothes/class-3/00000-broken.png"]
+    assert [line["path"] for line in skipped] == ["clothes/class-7/00000-broken.png"]
     assert skipped[0]["reason"]
-    with pytest.warns(UserWarning, match=r"00000-broken\.png cannot be read"):
+    with pytest.warns(UserWarning, match=r"^1 unreadable, .* NaN; the first: clothes/class-7/00000-broken"):
         in_memory = moco.embed(run, "clothes", **given)
     assert np.flatnonzero(np.isnan(in_memory).any(1)).tolist() == [gap]
     np.testing.assert_array_equal(np.delete(in_memory, gap, 0), of_folder.features())

@@ -26,7 +26,15 @@ from moco.errors import UserError
 from moco.interop.importing import import_run
 from moco.train.optim import make_optimizer
 
-SMALL = {"image_size": 32, "batch_size": 8, "workers": 0, "tensorboard": False, "precision": "fp32", "quiet": True}
+SMALL = {
+    "image_size": 32,
+    "batch_size": 8,
+    "workers": 0,
+    "tensorboard": False,
+    "precision": "fp32",
+    "monitor": "none",
+    "quiet": True,
+}
 DATA = np.random.default_rng(0).integers(0, 255, (20, 32, 32, 3), dtype=np.uint8)
 
 
@@ -104,7 +112,7 @@ def test_v3_goes_on_with_projector_and_predictor(tmp_path):
     torch.manual_seed(0)
     model = lively(Wrapped(AuthorsV3()))
     torch.save({"epoch": 1, "arch": "resnet50", "state_dict": model.state_dict()}, tmp_path / "v3.pth.tar")
-    found = import_run(tmp_path / "v3.pth.tar", out=tmp_path / "run", **SMALL)
+    found = import_run(tmp_path / "v3.pth.tar", out=tmp_path / "run", warmup_epochs=0, **SMALL)
     settings = found.run.settings
     assert found.continues
     assert (settings.recipe, settings.dictionary, settings.head, settings.head_width) == (
@@ -151,7 +159,7 @@ def test_a_backbone_alone_is_evaluated_but_not_continued(tmp_path):
     network.fc = nn.Identity()
     with torch.no_grad():
         assert torch.allclose(found.run.backbone()(pictures), network.eval()(pictures), atol=1e-6)
-    with pytest.raises(UserError, match="imported without the parts that training needs.*--init"):
+    with pytest.raises(UserError, match=r"imported without the parts that training needs.*--init"):
         moco.resume(found.run.path, data=DATA, quiet=True)
 
 
@@ -168,7 +176,7 @@ def test_what_the_file_decides_cannot_be_chosen(tmp_path):
 
 def test_other_channels_need_their_statistics(tmp_path):
     torch.save(Authors(channels=2).state_dict(), tmp_path / "file.pth")
-    with pytest.raises(UserError, match="2 channels: name what .*--mean"):
+    with pytest.raises(UserError, match=r"2 channels: name what .*--mean"):
         import_run(tmp_path / "file.pth", out=tmp_path / "run", **SMALL)
     found = import_run(tmp_path / "file.pth", out=tmp_path / "run", mean=(0.3, 0.4), std=(0.2, 0.2), **SMALL)
     assert found.run.settings.channels == 2

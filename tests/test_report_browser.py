@@ -82,8 +82,12 @@ def opened(page, path):
 def pixels(page, selector):
     """Sum of what is drawn on a canvas."""
     return page.evaluate(
-        "selector => { const c = document.querySelector(selector);"
-        "return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.reduce((a, b) => a + b, 0) }",
+        "async selector => { await new Promise(requestAnimationFrame); await new Promise(requestAnimationFrame);"
+        "const shown = document.querySelector(selector), copy = document.createElement('canvas');"
+        "[copy.width, copy.height] = [shown.width, shown.height];"
+        "const brush = copy.getContext('2d', {willReadFrequently: true});"
+        "brush.drawImage(shown, 0, 0);"
+        "return brush.getImageData(0, 0, copy.width, copy.height).data.reduce((a, b) => a + b, 0) }",
         selector,
     )
 
@@ -159,11 +163,11 @@ def test_the_keyboard_reaches_dots_and_curves(sheet, page_file):
     assert page.locator("#map-lens").is_visible()
     before = pixels(page, "#map-dots")
     page.keyboard.press("+")
-    page.wait_for_function("true")
+    assert pixels(page, "#map-dots") != before
     page.keyboard.press("0")
+    assert pixels(page, "#map-dots") == before
     page.keyboard.press("Escape")
     assert not page.locator("#map-lens").is_visible()
-    assert before > 0
     plot = page.locator("#chart-loss .plot")
     plot.focus()
     page.keyboard.press("End")
@@ -179,12 +183,15 @@ def test_colours_and_maps_can_be_chosen(sheet, page_file):
     legend = page.locator("#map-legend button")
     assert legend.count() == 3
     assert legend.first.inner_text() == f"{sorted(HOSTILE)[0]} (24)"
+    before = pixels(page, "#map-dots")
     legend.first.click()
     assert legend.first.get_attribute("aria-pressed") == "true"
+    assert pixels(page, "#map-dots") < before  # the others fade
     page.select_option("#map-colour", label="cluster")
     assert legend.first.inner_text().startswith("cluster 1 (")
-    x, y = where(page, 3)
+    before = pixels(page, "#map-dots")
     page.select_option("#map-layout", label="PCA, before training")
+    assert pixels(page, "#map-dots") != before
     assert page.evaluate("window.hurt") is None
     assert not page.complaints
 

@@ -213,8 +213,6 @@ def test_warnings_evaluations_and_skipped_files_are_shown(run, tmp_path):
 
 def test_the_command_repeats_the_run_exactly(run, capsys):
     """Both commands, through the real command line, lead to the settings of the run."""
-    from moco.cli import training
-
     stored = run.settings.model_dump()
     caught = {}
     for command in records.commands(run, run.settings).values():
@@ -228,9 +226,10 @@ def test_the_command_repeats_the_run_exactly(run, capsys):
             caught.get("config"), **{k: v for k, v in caught.items() if k not in ("data", "config")} | data
         )
         again = found.model_dump()
-        assert {k: again[k] for k in stored if k != "out"} == {k: stored[k] for k in stored if k != "out"}
+        assert {k: v for k, v in again.items() if k != "out"} == {k: stored[k] for k in again if k != "out"}
         caught.clear()
-    assert training.VERBS
+    several = records.commands(run, run.settings.model_copy(update={"processes": 4}))
+    assert all("--nproc 4" in command for command in several.values())
 
 
 def test_several_runs_are_compared(run, folder, tmp_path):
@@ -334,3 +333,14 @@ def test_mistakes_are_one_line(tmp_path, run, capsys):
         main(["report", str(run.path), "--out", str(tmp_path / "file" / "x.html"), "--data", str(tmp_path / "no")]) == 2
     )
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_damaged_checkpoints_leave_a_page_without_pictures(run, tmp_path):
+    copy = copied(run, tmp_path / "run")
+    for path in copy.checkpoints():
+        path.write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="damaged"):
+        page = Page(report(copy, quiet=True).read_bytes())
+    assert page.data["map"] is None
+    assert "without pictures" in page.text
+    assert page.data["charts"]["loss"]

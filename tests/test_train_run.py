@@ -15,6 +15,7 @@ CHOSEN = {"recipe": "small", "base_width": 8, "crop_scale": (0.3, 1), "key_view"
 FOUND = {
     "channels": 1, "mean": (0.3,), "std": (0.35,), "workers": 0, "views": "batch", "stem": "small", "queue_size": 64,
     "bn_groups": 1, "shuffle_bn": False, "precision": "bf16", "threads": 2, "monitor": "none", "device": "cpu",
+    "head_width": 8, "momentum": 0.99, "warmup_epochs": 0.0,
 }  # fmt: skip
 SETTINGS = RunSettings(**(pretrain_settings(**CHOSEN).model_dump() | FOUND))
 

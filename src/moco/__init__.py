@@ -17,7 +17,9 @@ _HOME = {
     "Contrast": "moco.contrast.losses",
     "Interrupted": "moco.errors",
     "MomentumContrast": "moco.contrast.moco",
+    "MocoEncoder": "moco.sklearn",
     "PretrainSettings": "moco.settings",
+    "Progress": "moco.train.callbacks",
     "Queue": "moco.contrast.dictionary",
     "Run": "moco.train.run",
     "StepOutput": "moco.contrast.method",
@@ -28,6 +30,7 @@ _HOME = {
     "info_nce": "moco.contrast.losses",
     "pretrain": "moco.pretraining",
     "resume": "moco.pretraining",
+    "runs": "moco.run_folders",
 }
 
 __all__ = ["__version__", *_HOME]
@@ -45,7 +48,10 @@ if TYPE_CHECKING:
     from moco.pretraining import backbone as backbone
     from moco.pretraining import pretrain as pretrain
     from moco.pretraining import resume as resume
+    from moco.run_folders import runs as runs
     from moco.settings import PretrainSettings as PretrainSettings
+    from moco.sklearn import MocoEncoder as MocoEncoder
+    from moco.train.callbacks import Progress as Progress
     from moco.train.run import Run as Run
 
 

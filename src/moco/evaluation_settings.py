@@ -152,10 +152,10 @@ class FineTuneSettings(EvaluationSettings, AmountSettings):
         "auto", description="how weights are changed: sgd where the network has batch norm, else adamw"
     )
     lr: Auto | Annotated[float, Field(gt=0)] = Field(
-        "auto", description="learning rate of the classifier at a batch of 64: 0.02 (sgd) or 0.001 (adamw)"
+        "auto", description="learning rate of the classifier at a batch of 64: 0.05 (sgd) or 0.001 (adamw)"
     )
     scratch_lr: Auto | Annotated[float, Field(gt=0)] = Field(
-        "auto", description="the same for the training from random weights: 0.05 or 0.001"
+        "auto", description="the same for the training from random weights"
     )
     layer_decay: float = Field(
         0.8, gt=0, le=1, description="rate of each block of the network, as a share of that of the block above it"

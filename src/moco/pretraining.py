@@ -22,7 +22,9 @@ from torch import nn
 from moco.building import build_model
 from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.method import Method
+from moco.contrast.own import know
 from moco.data.loader import ViewStream
+from moco.data.own_views import MISSING, OwnView
 from moco.data.sources import Source, open_source
 from moco.data.sources.opening import KINDS
 from moco.errors import UserError
@@ -32,12 +34,14 @@ from moco.report.curves import draw_curves
 from moco.resolve import absolute, resolve, statistics_change
 from moco.settings import PretrainSettings, RunSettings, check_names, explain
 from moco.starting import find_start, start_from
+from moco.train.callbacks import Callback, Callbacks
 from moco.train.compiling import compile_encoders
-from moco.train.job import Job
+from moco.train.job import Job, Writer
 from moco.train.lock import RunLock
 from moco.train.loop import train
 from moco.train.parallel import Processes, processes, restarted
 from moco.train.run import SETTINGS, Run, check_new
+from moco.train.trackers import Several, open_trackers, wanted
 
 Array = np.ndarray[Any, Any]
 
@@ -49,6 +53,7 @@ HARMLESS = {
     "data", "labels", "cache", "cache_gigabytes", "out", "epochs", "device", "precision", "workers", "threads",
     "compile", "monitor", "monitor_every", "monitor_images", "log_every", "checkpoint_every", "save_every",
     "keep_checkpoints", "on_nan", "timeout", "tensorboard",
+    "wandb", "mlflow",
 }  # fmt: skip
 
 
@@ -58,25 +63,35 @@ def pretrain(
     config: str | Path | None = None,
     labels: str | Path | Array | None = None,
     quiet: bool = False,
+    on_step: Callback | None = None,
+    on_epoch: Callback | None = None,
     **given: Any,
 ) -> Run:
     """Pre-train an encoder on images without labels and return its run.
 
     data: a folder of images at any depth, or whatever else `moco.data.sources.open_source` takes: lists, shards,
     tables, files of arrays, uint8 images (N, H, W) or (N, H, W, C) in memory, a sequence or torch data set of images.
-    config: a YAML file. given: any field of `moco.PretrainSettings`; see `moco pretrain --help`. labels: for the
+    config: a YAML file. given: any field of `moco.PretrainSettings`; see `moco pretrain --help`. backbone may also be a
+    function that makes a module, or a module (N, C, S, S) → (N, D), and views a function (picture uint8 (H, W, C),
+    numpy.random.Generator) → view uint8 (S, S, C), which a resume must be handed again. labels: for the
     monitor only, never for training; a (N,) array besides what the setting takes. quiet: print nothing.
+    on_step, on_epoch: called after each step and each epoch with a `moco.Progress`, on the main process. StopIteration
+    out of them ends the training well.
 
-    Raises UserError for anything wrong with data or settings, before anything is written, and Interrupted after
-    Ctrl-C, once the current step is finished and saved.
+    Raises UserError for anything wrong with data or settings, before anything is written; and once the current step is
+    finished and saved, Interrupted after Ctrl-C, and whatever else comes out of on_step and on_epoch.
     """
+    view = _own_code(given)
     settings = pretrain_settings(config, **given, **named(data=data, labels=labels))
     if not settings.out:
         first = settings.data if isinstance(settings.data, str) else settings.data[0]
         name = re.sub(r"[^\w.-]+", "-", Path(first).stem).strip("-") if first else "array"
         settings = settings.model_copy(update={"out": f"runs/{settings.recipe}-{name}"})
     if restarted() and (Path(settings.out) / SETTINGS).exists():  # the run is this one's own: go on with it
-        return resume(settings.out, data=data, labels=labels, quiet=quiet)
+        views = {} if view is None else {"views": view}
+        return resume(settings.out, data=data, labels=labels, quiet=quiet, on_step=on_step, on_epoch=on_epoch, **views)
+    wanted(settings)
+    _check_views(settings, view)
     check_new(settings.out)  # before the processes meet below: after that, the first may make the folder
     with processes(settings.device, settings.timeout) as own:
         source = open_data(settings, data, labels)
@@ -91,7 +106,7 @@ def pretrain(
         _show_resolved(console, settings, resolved, source)
         if started is not None and console is not None:
             console.print(f"starting from {settings.init}: {started}", highlight=False, markup=False)
-        return _train(resolved, source, own, model, console)
+        return _train(resolved, source, own, model, console, Callbacks(on_step, on_epoch), view)
 
 
 def resume(
@@ -100,14 +115,18 @@ def resume(
     data: Any = None,
     labels: str | Path | Array | None = None,
     quiet: bool = False,
+    on_step: Callback | None = None,
+    on_epoch: Callback | None = None,
     **given: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint, or from the start where it has none.
 
     given: settings that may change (epochs, device, workers, monitor …). data, labels: where they are now, if they
-    moved or were given as arrays. Raises UserError for a change that would make it another run.
+    moved or were given as arrays. on_step, on_epoch: as for `pretrain`. Raises UserError for a change that would make
+    it another run.
     """
     stored = Run(run).settings
+    view = _own_code(given)
     given |= named(data=data, labels=labels)
     check_names(given, PretrainSettings.model_fields, "setting")
     try:
@@ -120,6 +139,8 @@ def resume(
             raise UserError(
                 f"cannot resume {run} with {name} {now}: the run has {before}; start a new run with another --out"
             )
+    wanted(settings)
+    _check_views(settings, view)
     if data is None and not settings.data:
         raise UserError(f"{run} was trained on an array in memory: moco.resume({str(run)!r}, data=ARRAY)")
     with processes(settings.device, settings.timeout) as own:
@@ -130,7 +151,24 @@ def resume(
         change = statistics_change(stored, resolved) if has_batchnorm(model) else None
         if console is not None and change is not None:
             console.print(change, highlight=False, markup=False)
-        return _train(resolved, source, own, model, console)
+        return _train(resolved, source, own, model, console, Callbacks(on_step, on_epoch), view)
+
+
+def _own_code(given: dict[str, Any]) -> OwnView | None:
+    """Put names in the place of functions of the user among the settings; returns the one that makes views."""
+    if not isinstance(given.get("backbone", ""), str):
+        given["backbone"] = know(given["backbone"])
+    view = given.get("views")
+    if not callable(view):
+        return None
+    given["views"] = "custom"
+    made: OwnView = view
+    return made
+
+
+def _check_views(settings: PretrainSettings, view: OwnView | None) -> None:
+    if settings.views == "custom" and view is None:
+        raise UserError(MISSING)
 
 
 def named(**values: object) -> dict[str, Any]:
@@ -164,16 +202,35 @@ def open_data(settings: PretrainSettings, data: object, labels: object = None) -
     )
 
 
-def backbone(run: str | Path) -> nn.Module:
-    """The pre-trained query backbone of a run folder: a timm module in eval mode, (N, C, S, S) → (N, num_features)."""
-    return Run(run).backbone()
+def backbone(run: str | Path, *, backbone: Any = None) -> nn.Module:
+    """The pre-trained query backbone of a run folder: a timm module in eval mode, (N, C, S, S) → (N, num_features).
+
+    backbone: what the run was trained with, where that was a function or module of your own. From then on this process
+    knows it, so that `moco.embed` and the evaluations work as well. Raises UserError where it is another.
+    """
+    opened = Run(run)
+    if backbone is not None:
+        name, stored = know(backbone), opened.settings.backbone
+        if name != stored:
+            raise UserError(f"{opened.path} was trained with backbone {stored}, not {name}")
+    return opened.backbone()
 
 
-def _train(settings: RunSettings, source: Source, own: Processes, model: Method, console: Console | None) -> Run:
+def _train(
+    settings: RunSettings,
+    source: Source,
+    own: Processes,
+    model: Method,
+    console: Console | None,
+    callbacks: Callbacks,
+    view: OwnView | None,
+) -> Run:
     torch.set_num_threads(settings.threads)
     run = Run(settings.out)
     monitor = make_monitor(source, settings, own.device)
-    job = Job(settings, model, build_stream(settings, source, own), run, own, monitor, console)
+    job = Job(
+        settings, model, build_stream(settings, source, own, view), run, own, monitor, console, callbacks=callbacks
+    )
     with _alone(run) if own.main else contextlib.nullcontext() as job.lock:
         if run.checkpoints():
             job.restore(run.load())
@@ -206,17 +263,23 @@ def _records(job: Job) -> Iterator[None]:
         return
     job.run.update(job.settings)
     job.run.rewind(job.first_step)
-    if not job.settings.tensorboard:
+    with contextlib.ExitStack() as stack:
+        writers: list[Writer] = []
+        if job.settings.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(job.run.path / "tensorboard", purge_step=job.first_step + 1)
+            writers.append(stack.enter_context(contextlib.closing(writer)))
+        writers += stack.enter_context(open_trackers(job.run, job.settings, job.say))
+        job.writer = Several(writers)
         yield
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    with contextlib.closing(SummaryWriter(job.run.path / "tensorboard", purge_step=job.first_step + 1)) as job.writer:
-        yield
 
 
-def build_stream(settings: RunSettings, source: Source, own: Processes) -> ViewStream:
-    """The stream of view pairs that resolved settings describe, this process's share of it."""
+def build_stream(settings: RunSettings, source: Source, own: Processes, view: OwnView | None = None) -> ViewStream:
+    """The stream of view pairs that resolved settings describe, this process's share of it.
+
+    view: the function that makes them, where the settings say custom.
+    """
     return ViewStream(
         source,
         query=settings.query_views,
@@ -228,6 +291,7 @@ def build_stream(settings: RunSettings, source: Source, own: Processes) -> ViewS
         seed=settings.seed,
         workers=settings.workers,
         way=settings.views,
+        own_view=view,
         device=own.device,
         rank=own.rank,
         world=own.world,

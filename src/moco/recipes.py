@@ -13,6 +13,8 @@ from moco.settings import PretrainSettings, check_names, explain, read_yaml
 
 # What makes a method itself, whatever the pictures, the backbone and the budget.
 METHODS: dict[str, dict[str, Any]] = {
+    "v1": {"head": "linear", "temperature": 0.07},
+    "v2": {"head": "mlp", "temperature": 0.2},
     "v3": {
         "dictionary": "in-batch",
         "head": "mlp-bn",
@@ -96,15 +98,14 @@ _STRONG: dict[str, Any] = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8
 # where from); `small` is this project's own, tuned in benchmarks/README.md.
 RECIPES: dict[str, dict[str, Any]] = {
     "v1": {
-        "head": "linear",
-        "temperature": 0.07,
+        **METHODS["v1"],
         "schedule": "step",
         "hue": 0.4,
         "jitter_probability": 1.0,
         "grayscale_first": True,
         "blur_probability": 0.0,
     },
-    "v2": {},
+    "v2": METHODS["v2"],
     "v3": {
         **METHODS["v3"],
         **_ASYMMETRIC,

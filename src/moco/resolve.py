@@ -12,6 +12,7 @@ from torch import nn
 
 from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.encoders import build_backbone, feature_width, resolve_stem
+from moco.contrast.own import is_own
 from moco.data.loader import cores, measure_statistics, readable, small_in_memory
 from moco.data.sources import ArraySource, Source
 from moco.errors import UserError
@@ -40,9 +41,7 @@ def resolve(
     """
     _check_batch(settings, source, own)
     if settings.method == "cpc" and settings.compile:
-        raise UserError(
-            "compile does nothing for method cpc, which encodes by the backbone alone: leave --compile out"
-        )
+        raise UserError("compile does nothing for method cpc, which encodes by the backbone alone: leave --compile out")
     channels = source.channels or 3 if settings.channels == "auto" else settings.channels
     readable(source, 0, channels)  # a data set of which nothing can be read is better refused now
     network = build_backbone(
@@ -63,7 +62,7 @@ def resolve(
         "channels": channels,
         # The number of a CUDA device differs from process to process; it is kept only where it was asked for.
         "device": settings.device if ":" in settings.device else own.device.type,
-        "stem": resolve_stem(settings.stem, network, settings.image_size),
+        "stem": "imagenet" if is_own(settings.backbone) else resolve_stem(settings.stem, network, settings.image_size),
         "precision": _precision(settings, own.device),
         "monitor": _monitor(settings, source),
         "queue_size": _queue_size(settings, len(source)),

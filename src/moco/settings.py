@@ -104,10 +104,11 @@ class InputSettings(_Settings):
         1, gt=0, description="how often each picture occurs in an epoch, each time with other views: for small data"
     )
     workers: Auto | Annotated[int, Field(ge=0)] = Field("auto", description="processes that decode and make views")
-    views: Literal["auto", "image", "split", "batch"] = Field(
+    views: Literal["auto", "image", "split", "batch", "custom"] = Field(
         "auto",
         description="where views are made. image: in the workers, one by one; split: crops in the workers, colours and "
-        "blur a batch at a time on the training device; batch: all of it there (images held in memory as one array)",
+        "blur a batch at a time on the training device; batch: all of it there (images held in memory as one array); "
+        "custom: by a function handed over in Python",
     )
     max_bad: Probability = Field(
         0.01, description="share of the pictures that may be unreadable (10 at any rate) before the training stops"
@@ -124,7 +125,9 @@ class ModelSettings(_Settings):
         "moco",
         description="what is learned from two views; brings its own head, temperature and the like (docs/methods.md)",
     )
-    backbone: str = Field("resnet50", description="encoder, any timm model name")
+    backbone: str = Field(
+        "resnet50", description="encoder, any timm model name; in Python also a function that makes a module"
+    )
     init: str = Field(
         "",
         description="weights that the backbone starts from: timm (the published ones, where they are on this machine), a "
@@ -269,6 +272,13 @@ class MachineSettings(_Settings):
     )
     timeout: float = Field(10.0, gt=0, description="minutes that processes wait for each other before they give up")
     tensorboard: bool = Field(True, description="write the curves for TensorBoard as well")
+    wandb: str = Field(
+        "", description="project of Weights & Biases that gets the curves too; WANDB_MODE=offline keeps them in the run"
+    )
+    mlflow: str = Field(
+        "",
+        description="experiment of MLflow that gets the curves too, at MLFLOW_TRACKING_URI, else in RUN/mlflow",
+    )
 
 
 class PretrainSettings(
@@ -349,7 +359,7 @@ class RunSettings(PretrainSettings):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     workers: Annotated[int, Field(ge=0)]
-    views: Literal["image", "split", "batch"]
+    views: Literal["image", "split", "batch", "custom"]
     stem: Literal["imagenet", "small"]
     queue_size: Annotated[int, Field(gt=0)]
     head_width: Annotated[int, Field(gt=0)]

@@ -35,28 +35,13 @@ SECONDS, FEWEST_SECONDS, MOST_SECONDS = 60.0, 5, 3600
 SHARES = {"reading": 0.05, "decoding": 0.07, "one worker": 0.15, "all workers": 0.2, "step": 0.2, "job": 0.33}
 
 
-def benchmark(data: str | Path = "", *, seconds: float = SECONDS, json_file: str = "", **given: Any) -> Figures:
-    """Measure and show a table and at most six lines of words; `json_file` gets the figures ("-": standard output).
-
-    Otherwise as `measure`. With "-" nothing but JSON goes to standard output. Raises UserError as well where
-    `json_file` cannot be written.
-    """
-    path = Path(json_file)
-    if json_file not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UserError(f"--json {path}: cannot write there; name a file in a folder that exists")
-    console = Console(soft_wrap=True, stderr=json_file == "-")
+def benchmark(data: str | Path = "", *, seconds: float = SECONDS, **given: Any) -> Figures:
+    """Measure and show a table and at most six lines of words. Otherwise as `measure`."""
+    console = Console(soft_wrap=True)
     found = measure(data, seconds=seconds, console=console, **given)
     console.print(table(found))
     for line in words(found):
         console.print(line, highlight=False, markup=False)
-    text = json.dumps(found.as_dict() | {"words": words(found)}, indent=2) + "\n"
-    if json_file == "-":
-        print(text, end="")
-    elif json_file:
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--json {path}: {error.strerror}") from error
     return found
 
 

@@ -30,31 +30,28 @@ from moco.data.loader import cores
 from moco.data.sources import ArraySource, Source, open_source
 from moco.errors import UserError
 
-__all__ = ["Report", "check", "run_check"]
+__all__ = ["Report", "check", "run_check", "words"]
 
 IN_PROCESS_BYTES = 2**30
 """Arrays up to this size are looked at in this process: that takes less time than starting others."""
 
 
-def run_check(
-    data: str, *, labels: str = "auto", workers: int | None = None, json_file: str = "", fix_list: str = ""
-) -> Report:
+def run_check(data: str, *, labels: str = "auto", workers: int | None = None, fix_list: str = "") -> Report:
     """Check a data set, and show what was found: the verb `moco check`.
 
-    json_file: file for the report ("-": standard output, and nothing else there). fix_list: file for the paths of the
-    readable pictures without exact repetitions, one a line, which `moco pretrain` takes.
+    fix_list: file for the paths of the readable pictures without exact repetitions, one a line, which `moco pretrain`
+    takes.
 
     Raises UserError for data that cannot be opened, and where a file cannot be written.
     """
-    for flag, name in (("--json", json_file), ("--fix-list", fix_list)):
-        path = Path(name)
-        if name not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise UserError(f"{flag} {path}: cannot write there; name a file in a folder that exists")
+    path = Path(fix_list)
+    if fix_list not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise UserError(f"--fix-list {path}: cannot write there; name a file in a folder that exists")
     if fix_list == "-" or (fix_list and Path(fix_list).suffix.lower() != ".txt"):
         raise UserError(f"--fix-list {fix_list}: name a .txt file, which `moco pretrain` reads as a list of paths")
     if not data:
         raise UserError("no data: name a folder of images, a list, a .npz … (see moco check --help)")
-    console = Console(soft_wrap=True, stderr=json_file == "-")
+    console = Console(soft_wrap=True)
     source = open_source(data, labels)
     found = _checked(data, source, workers, console)
     show(found, console)
@@ -63,14 +60,6 @@ def run_check(
         console.print(f"{fix_list}: {len(found.good) - left_out:,} paths", highlight=False, markup=False)
         if left_out:
             console.print(f"{left_out} readable files have a line break in their name: no list can hold them")
-    text = json.dumps(found.as_dict() | {"verdict": words(found)}, indent=2) + "\n"
-    if json_file == "-":
-        print(text, end="")
-    elif json_file:
-        try:
-            Path(json_file).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--json {json_file}: {error.strerror}") from error
     return found
 
 

@@ -1,17 +1,19 @@
 """`moco VERB`. Options are generated from the settings classes; what is wrong is said in one line, exit status 2.
 
 Each verb is a function that adds its parser, and one that runs it with what was given. parsing: what parsers are
-made of; training, examining, using: the verbs.
+made of; training, examining, using, housekeeping: the verbs.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from moco import __version__
-from moco.cli import examining, training, using
+from moco.cli import examining, housekeeping, training, using
 from moco.cli.parsing import Given, Parser
 from moco.errors import Interrupted, TrainingError, UserError
 from moco.settings import nearest
@@ -38,12 +40,18 @@ def _complain(what: object, status: int) -> int:
     return status
 
 
-def _dispatch(arguments: list[str]) -> int:
+def make_parser(arguments: list[str]) -> tuple[argparse.ArgumentParser, Any]:
+    """The parser of the whole command line, and the group of its verbs. `arguments` choose the defaults in the help."""
     parser = Parser(prog="moco", description="Self-supervised pre-training with Momentum Contrast", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"moco {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
-    for add in (*training.VERBS, *examining.VERBS, *using.VERBS):
+    for add in (*training.VERBS, *examining.VERBS, *using.VERBS, *housekeeping.VERBS):
         add(verbs, arguments)
+    return parser, verbs
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser, verbs = make_parser(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in verbs.choices:
         raise UserError(f"unknown verb {arguments[0]!r}{nearest(arguments[0], verbs.choices)} (see moco --help)")
     found, unknown = parser.parse_known_args(arguments)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
-from moco.cli.parsing import Given, Parser, add_inspection, leaf
+from moco.cli.parsing import Given, Output, Parser, add_inspection, add_output, leaf
 from moco.errors import UserError
 from moco.evaluation_settings import TASKS, HealthSettings, ReportSettings
 from moco.options import add_options
@@ -48,7 +49,8 @@ def _evaluating(task: str) -> Callable[[Given], int]:
     def run(given: Given) -> int:
         from moco.evaluation import evaluate
 
-        evaluate(task, given.pop("subject"), given.pop("data", None), **given)
+        with Output(given) as output:
+            output.result = evaluate(task, given.pop("subject"), given.pop("data", None), **given).details
         return 0
 
     return run
@@ -71,7 +73,10 @@ def _add_health(verbs: Any, arguments: list[str]) -> None:
 def _health(given: Given) -> int:
     from moco.health import health
 
-    return int(health(given.pop("subject"), given.pop("data", None), **given).verdict == "bad")
+    with Output(given) as output:
+        found = health(given.pop("subject"), given.pop("data", None), **given)
+        output.result = asdict(found)
+    return int(found.verdict == "bad")
 
 
 def _add_report(verbs: Any, arguments: list[str]) -> None:
@@ -86,13 +91,15 @@ def _add_report(verbs: Any, arguments: list[str]) -> None:
         epilog="examples:\n  moco report runs/first --watch\n  moco report runs/first runs/second\n",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder")
+    add_output(parser)
     add_options(parser, ReportSettings, defaults={})
 
 
 def _report(given: Given) -> int:
     from moco.reporting import report
 
-    report(given.pop("runs"), given.pop("data", None), **given)
+    with Output(given) as output:
+        output.result = {"report": report(given.pop("runs"), given.pop("data", None), **given)}
     return 0
 
 
@@ -110,14 +117,16 @@ def _add_check(verbs: Any, arguments: list[str]) -> None:
     parser.add_argument("data", metavar="DATA", help=PretrainSettings.model_fields["data"].description)
     parser.add_argument("--labels", metavar="NAME", help=PretrainSettings.model_fields["labels"].description)
     parser.add_argument("--workers", type=int, metavar="N", help="processes that read (default: one for each core)")
-    parser.add_argument("--json", dest="json_file", metavar="FILE", help="write what was found there; - for stdout")
+    add_output(parser)
     parser.add_argument("--fix-list", metavar="FILE", help="write the paths of the good pictures there (.txt)")
 
 
 def _check(given: Given) -> int:
-    from moco.check import run_check
+    from moco.check import run_check, words
 
-    run_check(given.pop("data"), **given)
+    with Output(given) as output:
+        found = run_check(given.pop("data"), **given)
+        output.result = found.as_dict() | {"verdict": words(found)}
     return 0
 
 

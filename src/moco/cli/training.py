@@ -1,12 +1,17 @@
-"""The verbs that train: pretrain, resume, bench, demo."""
+"""The verbs that train: pretrain, resume, bench, compare, ablate, demo."""
 
 from __future__ import annotations
 
+import argparse
+import json
+from dataclasses import asdict
 from typing import Any
 
-from moco.cli.parsing import Given, add_data, add_nproc, add_training_options, leaf
+from moco.cli.parsing import Given, Output, add_data, add_nproc, add_output, add_quiet, add_training_options, leaf
+from moco.comparing.plan import ABLATIONS
 from moco.errors import UserError
 from moco.options import add_options
+from moco.recipes import METHODS
 from moco.settings import PretrainSettings
 
 EPILOGUE = """\
@@ -30,6 +35,7 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
         epilog=EPILOGUE,
     )
     add_data(parser)
+    add_quiet(parser)
     parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
     add_nproc(parser)
     add_training_options(parser, arguments)
@@ -60,6 +66,7 @@ def _add_resume(verbs: Any, arguments: list[str]) -> None:
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("--data", nargs="+", metavar="DATA", help="where the pictures are now, if they moved")
+    add_quiet(parser)
     add_nproc(parser)
     add_options(parser, PretrainSettings, skip=frozenset({"data"}))
 
@@ -85,29 +92,102 @@ def _add_bench(verbs: Any, arguments: list[str]) -> None:
     )
     add_data(parser)
     parser.add_argument("--seconds", type=float, metavar="X", help="how long to measure, about (default: 60)")
-    parser.add_argument(
-        "--json", dest="json_file", metavar="FILE", help="write the figures there; - for standard output, and no table"
-    )
+    add_output(parser)
     add_training_options(parser, arguments)
 
 
 def _bench(given: Given) -> int:
     from moco.bench import benchmark
+    from moco.bench.advice import words
 
-    benchmark(given.pop("data", ""), **given)
+    with Output(given) as output:
+        found = benchmark(given.pop("data", ""), **given)
+        output.result = found.as_dict() | {"words": words(found)}
     return 0
 
 
 def _add_demo(verbs: Any, arguments: list[str]) -> None:
     parser = leaf(verbs, "demo", _demo, help="pre-train on the pictures in the package, evaluate, show")
     parser.add_argument("--out", metavar="RUN", help="run folder; a number is added if it exists (default: runs/demo)")
+    add_output(parser)
 
 
 def _demo(given: Given) -> int:
     from moco.demo import demonstrate
 
-    demonstrate(given.get("out", "runs/demo"))
+    with Output(given) as output:
+        run = demonstrate(given.get("out", "runs/demo"))
+        output.result = {"run": run.path, "figures": json.loads((run.path / "demo.json").read_text(encoding="utf-8"))}
     return 0
 
 
-VERBS = (_add_pretrain, _add_resume, _add_bench, _add_demo)
+def _add_compare(verbs: Any, arguments: list[str]) -> None:
+    parser = leaf(
+        verbs,
+        "compare",
+        _compare,
+        help="train the same backbone by several methods with the same budget, side by side",
+        usage="moco compare DATA --methods moco,simclr,byol [--seeds N] [--epochs N] [--SETTING VALUE ...]",
+        description="Pre-train on the same pictures by several methods, evaluate them, show table, picture and page.\n"
+        "A row is what makes the method itself; views, rate, backbone and budget are those of the other settings.\n"
+        "The same command goes on where it was interrupted.",
+        epilog="example:\n  moco compare photos/ --recipe small --methods moco,v3,simclr,byol --epochs 20 --seeds 3\n",
+    )
+    _add_side_by_side(parser, arguments)
+    parser.add_argument(
+        "--methods",
+        metavar="A,B,…",
+        help=f"moco (as the settings say), {', '.join(METHODS)} (default: moco,simclr,byol)",
+    )
+
+
+def _compare(given: Given) -> int:
+    from moco.comparing.job import compare
+
+    methods = given.pop("methods", "moco,simclr,byol").split(",")
+    with Output(given) as output:
+        found = compare(given.pop("data", ""), methods, **given)
+        output.result = asdict(found)
+    return int(any(line.failed for line in found.lines))
+
+
+def _add_ablate(verbs: Any, arguments: list[str]) -> None:
+    parser = leaf(
+        verbs,
+        "ablate",
+        _ablate,
+        help="vary one setting as the papers do, everything else the same",
+        usage="moco ablate DATA --over momentum [--values 0 0.9 0.99] [--seeds N] [--SETTING VALUE ...]",
+        description="Pre-train with one setting varied as in the papers, evaluate and show table, picture and page.\n"
+        "The same command goes on where it was interrupted.",
+        epilog="example:\n  moco ablate photos/ --over temperature --recipe small --epochs 20 --seeds 3\n",
+    )
+    _add_side_by_side(parser, arguments)
+    parser.add_argument("--over", nargs="+", metavar="NAME", required=True, help=", ".join(ABLATIONS))
+    parser.add_argument(
+        "--values", nargs="+", type=float, metavar="X", help="instead of the papers', of momentum, queue or temperature"
+    )
+
+
+def _ablate(given: Given) -> int:
+    from moco.comparing.job import ablate
+
+    values = [int(value) if value == int(value) and value > 1 else value for value in given.pop("values", [])]
+    with Output(given) as output:
+        found = ablate(given.pop("data", ""), given.pop("over"), values=values, **given)
+        output.result = asdict(found)
+    return int(any(line.failed for line in found.lines))
+
+
+def _add_side_by_side(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    add_data(parser)
+    parser.add_argument("--seeds", type=int, metavar="N", help="trainings of each row (default: 1)")
+    parser.add_argument("--minutes", type=float, metavar="X", help="budget of a training instead of --epochs, about")
+    parser.add_argument("--images-seen", type=int, metavar="N", help="budget of a training instead of --epochs")
+    parser.add_argument("--test", metavar="DATA", help="labelled pictures to test on (default: a part set aside)")
+    parser.add_argument("--parallel", type=int, metavar="N", help="trainings at a time, which share cores (default: 1)")
+    add_output(parser)
+    add_training_options(parser, arguments)
+
+
+VERBS = (_add_pretrain, _add_resume, _add_bench, _add_compare, _add_ablate, _add_demo)

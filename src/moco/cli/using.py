@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Any
 
-from moco.cli.parsing import Given, add_training_options, leaf
+from moco.cli.parsing import Given, Output, add_output, add_training_options, leaf
 from moco.embedding_settings import ClusterSettings, EmbedSettings, SearchSettings
 from moco.errors import UserError
 from moco.interop.settings import ExportSettings
@@ -29,6 +31,7 @@ def _add_embed(verbs: Any, arguments: list[str]) -> None:
     )
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("data", nargs="*", metavar="DATA", help=EmbedSettings.model_fields["data"].description)
+    add_output(parser)
     add_options(parser, EmbedSettings, skip=SKIPPED, defaults={})
 
 
@@ -37,7 +40,9 @@ def _embed(given: Given) -> int:
 
     if not given.get("out"):
         raise UserError("name the file to write: --out FILE.parquet, or FILE.npy")
-    write_embeddings(given.pop("run"), given.pop("data", None), **given)
+    with Output(given) as output:
+        found = write_embeddings(given.pop("run"), given.pop("data", None), **given)
+        output.result = {"file": found.path, "rows": len(found)} | dict(found.about)
     return 0
 
 
@@ -54,14 +59,16 @@ def _add_search(verbs: Any, arguments: list[str]) -> None:
     parser.add_argument("run", metavar="RUN", help="what the embedding was made with: " + RUN)
     parser.add_argument("query", nargs="+", metavar="PICTURE", help="picture files, or a folder of them")
     parser.add_argument("--in", dest="embeddings", metavar="FILE", help=IN)
-    parser.add_argument("--json", dest="json_file", metavar="FILE", help="write what was found there; - for stdout")
+    add_output(parser)
     add_options(parser, SearchSettings, skip=SKIPPED, defaults={})
 
 
 def _search(given: Given) -> int:
     from moco.embedding.searching import search
 
-    search(given.pop("run"), given.pop("query"), given.pop("embeddings", ""), **given)
+    with Output(given) as output:
+        found = search(given.pop("run"), given.pop("query"), given.pop("embeddings", ""), **given)
+        output.result = [asdict(one) for one in found]
     return 0
 
 
@@ -77,13 +84,16 @@ def _add_cluster(verbs: Any, arguments: list[str]) -> None:
         epilog="example:\n  moco cluster --in photos.parquet --clusters 40 --out groups/\n",
     )
     parser.add_argument("--in", dest="embeddings", metavar="FILE", help=IN)
+    add_output(parser)
     add_options(parser, ClusterSettings, skip=SKIPPED, defaults={})
 
 
 def _cluster(given: Given) -> int:
     from moco.embedding.clustering import cluster
 
-    cluster(given.pop("embeddings", ""), given.pop("out", ""), **given)
+    with Output(given) as output:
+        folder = cluster(given.pop("embeddings", ""), given.pop("out", ""), **given).out
+        output.result = {"folder": folder} | json.loads((folder / "clusters.json").read_text(encoding="utf-8"))
     return 0
 
 
@@ -99,13 +109,15 @@ def _add_export(verbs: Any, arguments: list[str]) -> None:
         epilog="examples:\n  moco export runs/first --to timm\n  moco export runs/first --to onnx --out encoder/\n",
     )
     parser.add_argument("run", metavar="RUN", help="run folder, or a checkpoint in one")
+    add_output(parser)
     add_options(parser, ExportSettings, defaults={"to": ""})
 
 
 def _export(given: Given) -> int:
     from moco.interop.exporting import export_run
 
-    export_run(given.pop("run"), **given)
+    with Output(given) as output:
+        output.result = {"folder": export_run(given.pop("run"), **given)}
     return 0
 
 
@@ -123,6 +135,7 @@ def _add_import(verbs: Any, arguments: list[str]) -> None:
         "  moco resume runs/official --data photos/ --epochs 300\n",
     )
     parser.add_argument("file", metavar="FILE", help="file of weights")
+    add_output(parser)
     add_training_options(parser, arguments)
 
 
@@ -131,7 +144,12 @@ def _import(given: Given) -> int:
 
     if not given.get("out"):
         raise UserError("name the run folder to create: --out RUN")
-    import_run(given.pop("file"), **given)
+    with Output(given) as output:
+        found = import_run(given.pop("file"), **given)
+        output.result = {
+            "run": found.run.path, "weights": str(found.weights), "epochs": found.epochs,
+            "continues": found.continues, "notes": found.notes,
+        }  # fmt: skip
     return 0
 
 

@@ -10,6 +10,8 @@ import torch
 from timm.models.resnet import ResNet, downsample_conv
 from torch import nn
 
+from moco.contrast.own import build as build_own
+from moco.contrast.own import is_own
 from moco.contrast.vit import stabilise
 from moco.errors import UserError
 from moco.settings import check_names
@@ -25,7 +27,7 @@ def build_backbone(
     vit_rules: str = "timm",
     keep_tokens: float = 1.0,
 ) -> nn.Module:
-    """A timm model without classifier: (N, channels, S, S) → (N, `num_features`).
+    """A timm model without classifier, or one of the user (`own`): (N, channels, S, S) → (N, `num_features`).
 
     stem: "small" puts a 3×3 stride-1 convolution without pooling at the front of a ResNet, for images of about 32
     pixels; "imagenet" keeps the model as it is; "auto" takes "small" for ResNets up to 64 pixels. base_width: channels
@@ -36,6 +38,10 @@ def build_backbone(
     Raises UserError for an unknown name, for stem or base_width where the model is no ResNet, and for vit_rules v3 or
     keep_tokens where it is no vision transformer.
     """
+    if is_own(name):
+        if stem == "small" or base_width is not None or vit_rules == "v3" or keep_tokens < 1:
+            raise UserError(f"stem small, base_width, vit_rules and keep_tokens change timm models, not {name}")
+        return build_own(name)
     check_names([name], timm.list_models(), "backbone")
     options: dict[str, Any] = {"in_chans": channels, "num_classes": 0}
     if timm.models.get_pretrained_cfg_value(name, "fixed_input_size"):

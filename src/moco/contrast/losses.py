@@ -180,7 +180,7 @@ class _Sum:
         return self.weighted / self.total.clamp_min(torch.finfo(self.total.dtype).tiny)[:, None]
 
 
-class _SharpSum(_Sum):
+class _SharpSum:
     """The same where negatives count by w = 2^(β · logit) over the mean of w: two sums, one over the other.
 
     L = log₂ Σ 2^((1+β) logit) − log₂ Σ 2^(β logit) + log₂ n, with the centre that its gradient has.
@@ -196,6 +196,11 @@ class _SharpSum(_Sum):
         self.count = self.count + (logits > -torch.inf).sum(0)
         self.steep.add(logits * (1 + self.sharpness), with_keys)
         self.flat.add(logits.mul_(self.sharpness), with_keys)
+
+    @property
+    def maximum(self) -> Tensor:
+        """The largest logit, (N,)."""
+        return self.steep.maximum / (1 + self.sharpness)
 
     @property
     def level(self) -> Tensor:
@@ -234,8 +239,7 @@ class _StreamingInfoNCE(torch.autograd.Function):
         scaled = (q / unit).to(keys.dtype if keys.dtype in (torch.bfloat16, torch.float16) else q.dtype)
         products = _Products(scaled, keys, own.chunk, q.dtype)
         sums = _SharpSum(q, sharpness) if sharpness else _Sum(q)
-        # The metrics need the closest key, which plain sums know by themselves.
-        hardest = Hardest(1 if mixing is None else mixing.hardest) if mixing is not None or sharpness else None
+        hardest = None if mixing is None else Hardest(mixing.hardest)
         seen = q.new_zeros(())
         count: Tensor | int = len(q) * len(keys)
         for start in range(0, len(keys), own.chunk):
@@ -246,7 +250,7 @@ class _StreamingInfoNCE(torch.autograd.Function):
             if hardest is not None:
                 hardest.see(logits, start)
             sums.add(logits, products.with_keys)
-        maximum = sums.maximum if hardest is None else hardest.logits[:, 0]
+        maximum = sums.maximum  # of the keys as they are
         if mixing is not None and hardest is not None:
             mixed, counts = mixing.mix(q, keys, hardest.places, hardest.logits > -torch.inf)
             logits = torch.einsum("nsc,nc->sn", mixed, q / unit).masked_fill_(~counts.T, -torch.inf)

@@ -57,6 +57,10 @@ class Method(nn.Module):
         """Forget a step that went wrong, and count it: the next one is `step` + 1."""
         self.step = step + 1
 
+    def remembered(self) -> list[Tensor]:
+        """What is kept from earlier steps beside the weights, such as a queue: equal on all processes."""
+        return []
+
     @property
     def backbone(self) -> nn.Module:
         """The query encoder without its head: what pre-training is for."""

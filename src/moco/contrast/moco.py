@@ -138,6 +138,10 @@ class MomentumContrast(Method):
         self._pending.clear()
         super().skip_step(step)
 
+    def remembered(self) -> list[Tensor]:
+        """The dictionary."""
+        return list(self.dictionary.buffers())
+
     def _queries(self, view: Tensor) -> Tensor:
         return self._encode(self.query_network, view)
 

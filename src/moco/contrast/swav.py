@@ -135,6 +135,10 @@ class SwAV(Method):
         self._pending.clear()
         super().skip_step(step)
 
+    def remembered(self) -> list[Tensor]:
+        """The queues."""
+        return [buffer for queue in (self.queue_a, self.queue_b) if queue is not None for buffer in queue.buffers()]
+
     def set_extra_state(self, state: int) -> None:
         """Restore the step count; the queues are looked at anew."""
         super().set_extra_state(state)

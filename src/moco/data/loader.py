@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from moco.data import batched, per_image
 from moco.data.by_image import make_views
+from moco.data.own_views import MISSING, OwnView, check_own_view, make_own_views
 from moco.data.reading import Unreadable, read_pixels
 from moco.data.reading import readable as readable  # part of what this module offers
 from moco.data.sources import ArraySource, Source
@@ -90,7 +91,7 @@ class ViewStream:
         way: "image" decodes and makes views one by one on the CPU; "split" leaves those at crop and resize, for
             `views.recolour` to do the rest to whole batches elsewhere; "batch" takes an ArraySource and makes all
             views of a batch at once on `device`, without workers (on a CPU only tiny views: larger ones are made as
-            in "image", which is faster there).
+            in "image", which is faster there); "custom" lets `own_view` make them, and query and key are not used.
         repeat: how often each picture occurs in an epoch: so many orders, one behind the other.
         rank, world: this process takes rows rank·b … (rank + 1)·b of every batch, b = batch_size / world.
 
@@ -108,8 +109,9 @@ class ViewStream:
         batch_size: int,
         seed: int,
         workers: int,
-        way: Literal["image", "batch", "split"],
+        way: Literal["image", "batch", "split", "custom"],
         device: torch.device,
+        own_view: OwnView | None = None,
         repeat: int = 1,
         rank: int = 0,
         world: int = 1,
@@ -123,7 +125,12 @@ class ViewStream:
             raise UserError(f"batch_size {batch_size} does not divide over {world} processes")
         if way == "batch" and not isinstance(source, ArraySource):
             raise UserError("views of whole batches need the images in one array; set views to image")
+        if way == "custom":
+            if own_view is None:
+                raise UserError(MISSING)
+            check_own_view(own_view, workers)
         self.source = source
+        self.own_view = own_view
         self.query = query
         self.key = key
         self.size = size
@@ -157,6 +164,8 @@ class ViewStream:
     def batch(self, step: int) -> Batch:
         """The batch of a global step: the same for the same (seed, step), wherever and whenever it is made."""
         ids = self.ids(step)
+        if self.way == "custom":
+            return self._own_batch(step, ids)
         table = draw(self.seed, step // self.steps_per_epoch, step, self.batch_size)[self.rows]
         if self._resident is not None:
             return self._batch_at_once(ids, table)
@@ -169,6 +178,15 @@ class ViewStream:
         query = apply_batch(images, parameters(table[:, 0], height, width, self.query), self.size)
         key = apply_batch(images, parameters(table[:, 1], height, width, self.key), self.size)
         return Batch(query, key, torch.from_numpy(ids.copy()), [])
+
+    def _own_batch(self, step: int, ids: Array) -> Batch:
+        assert self.own_view is not None
+        views, used, skipped = make_own_views(
+            self.source, ids, self.own_view, seed=self.seed, step=step, first_row=self.rows.start, size=self.size,
+            channels=self.channels,
+        )  # fmt: skip
+        query, key = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
+        return Batch(query, key, torch.from_numpy(used), skipped)
 
     def _batch_by_image(self, ids: Array, table: Array) -> Batch:
         finish = self.way != "split"

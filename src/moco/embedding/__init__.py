@@ -74,14 +74,17 @@ def embed(
         return write_embeddings(run, data, out=out, labels=labels, quiet=quiet, **given).features()
     job = _prepare(run, data, labels, given)
     made: list[Array] = []
+    missing: list[tuple[str, str]] = []
     with EncodingProgress(_terminal(quiet), len(job.indices)) as progress:
         for batch, features in job.encoded(0):
             rows = job.numbers(features)
             rows[list(batch.unreadable)] = np.nan
             made.append(rows)
             progress.batch(len(batch.names), len(batch.unreadable))
-            for row, reason in batch.unreadable.items():
-                warnings.warn(f"{batch.names[row]} cannot be read ({reason}): its row is NaN", stacklevel=2)
+            missing += [(batch.names[row], reason) for row, reason in batch.unreadable.items()]
+    if missing:
+        first = "{}: {}".format(*missing[0])
+        warnings.warn(f"{len(missing):,} unreadable, with rows of NaN; the first: {first}", stacklevel=2)
     return np.concatenate(made)
 
 
@@ -106,8 +109,9 @@ def write_embeddings(
     path = _new_file(Path(out).expanduser())
     job = _prepare(run, data, labels, given)
     console = None if quiet else Console(soft_wrap=True)
-    for notice in job.source.notices if console is not None else ():
-        Console(soft_wrap=True).print(notice, highlight=False, markup=False)
+    if console is not None:
+        for notice in job.source.notices:
+            console.print(notice, highlight=False, markup=False)
     with Parts(path, job.identity()).opened() as parts:
         if console is not None and parts.done:
             console.print(f"going on behind {parts.done:,} pictures that are done", highlight=False)

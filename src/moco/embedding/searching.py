@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +59,14 @@ def search(
     query: Any,
     embeddings: str | Path,
     *,
-    json_file: str = "",
     quiet: bool = False,
     **given: Any,
 ) -> list[Found]:
     """Find the pictures of an embedding file that are nearest to each query, by exact cosine, as `moco search` does.
 
     run: what the embedding was made with. query: a picture file, several, a folder, or whatever else `open_source`
-    takes. embeddings: FILE.parquet or FILE.npy of `moco embed`. json_file: file for the matches ("-": standard output,
-    and nothing else there). given: fields of `SearchSettings`. quiet: print nothing.
+    takes. embeddings: FILE.parquet or FILE.npy of `moco embed`. given: fields of `SearchSettings`. quiet: print
+    nothing.
 
     Raises UserError for other weights than those of the embedding, and for anything wrong with the query or files.
     """
@@ -82,10 +80,9 @@ def search(
     entries = held.entries()
     rows, similarities = nearest_rows(held, features, settings.top)
     found = [_found(*one, entries) for one in zip(names, rows, similarities, strict=True)]
-    console = None if quiet else Console(soft_wrap=True, stderr=json_file == "-")
-    if console is not None and json_file != "-":
+    console = None if quiet else Console(soft_wrap=True)
+    if console is not None:
         _show(found, console)
-    _write_json(json_file, found)
     if sheet is not None:
         _draw(sheet, found, pictures, Album(held, entries))
     if console is not None:
@@ -214,17 +211,6 @@ def _show(found: Sequence[Found], console: Console) -> None:
         for match in one.matches:
             text = f"{match.rank:>4}  {match.similarity:.4f}  {printable(match.path)}  {printable(_called(match))}"
             console.print(text.rstrip(), highlight=False, markup=False)
-
-
-def _write_json(json_file: str, found: Sequence[Found]) -> None:
-    text = json.dumps([asdict(one) for one in found], indent=2) + "\n"
-    if json_file == "-":
-        print(text, end="")
-    elif json_file:
-        try:
-            Path(json_file).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--json {json_file}: {error.strerror}") from error
 
 
 def _sheet_file(settings: SearchSettings, held: Embeddings) -> Path | None:

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +111,6 @@ def write_npy(path: Path, about: Mapping[str, Any], parts: Iterable[Rows], class
             of_class = (name or "" for name in _class_names(labels, classes))
             writer.writerows(zip(index.tolist(), map(safe_text, names), shown, of_class, strict=True))
         to_disk(file)
-        text.flush()
     rename(half_table, table)
     write_atomically(path.with_suffix(".json"), json.dumps(about, indent=2).encode())
     rename(partial, path)
@@ -126,13 +125,8 @@ def write_skipped(path: Path, skipped: Iterable[tuple[str, str]]) -> None:
         for name, reason in skipped:
             writer.writerow((safe_text(name), safe_text(reason)))
             count += 1
-        _flushed(file)
     if count:
         rename(partial, path)
     else:
         partial.unlink()
         path.unlink(missing_ok=True)
-
-
-def _flushed(file: IO[str]) -> None:
-    file.flush()

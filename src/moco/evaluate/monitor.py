@@ -66,8 +66,8 @@ def _retrieval(source: Source, settings: RunSettings, device: torch.device) -> C
     count = min(len(source), settings.monitor_images, RETRIEVAL_IMAGES)
     views = ViewStream(
         source, query=settings.query_views, key=settings.query_views, size=settings.image_size,
-        channels=settings.channels, batch_size=min(count, BATCH), seed=settings.seed + 1, workers=0, way=settings.views,
-        device=device,
+        channels=settings.channels, batch_size=min(count, BATCH), seed=settings.seed + 1, workers=0,
+        way="image" if settings.views == "custom" else settings.views, device=device,
     )  # fmt: skip
 
     def check(backbone: nn.Module) -> dict[str, float]:

@@ -36,8 +36,8 @@ FEWEST_HELD = 50
 """Fewer pictures than this tell the epochs of a training apart by luck: all are learned from then."""
 ASSUMED_GROUP = 32
 """Pictures per batch norm group of a run of several processes, whose number it does not note."""
-USUAL: dict[Optimizer, tuple[float, float, float]] = {"sgd": (0.02, 0.05, 5e-4), "adamw": (1e-3, 1e-3, 0.05)}
-"""Learning rate of fine-tuning and of training from scratch, at a batch of 64, and weight decay."""
+USUAL: dict[Optimizer, tuple[float, float]] = {"sgd": (0.05, 5e-4), "adamw": (1e-3, 0.05)}
+"""Learning rate at a batch of 64, and weight decay."""
 SCRATCH = "supervised from scratch"
 Start = Callable[[Part, int], tuple[nn.Module, ContrastBeside | None]]
 
@@ -84,15 +84,15 @@ def fine_tune(work: Comparison, settings: FineTuneSettings) -> Figures:
     found.details["trainings"][label] = own.noted
     assert own.best is not None
     found.add_classes(work, own.best.classes, "finetune")
+    if file is not None:  # at once: what follows takes as long again
+        _save(file, work, own.best.trained)
+        work.notes.append(f"the fine-tuned weights are in {file}")
     if settings.scratch:
         course = _course(work, settings, scratch=True)
         scratch = _Trainings(work, settings, course, lambda _, seed: (_untrained(work, seed), None))
         found.add_draws(SCRATCH, draws, scratch, settings.seed)
         found.details["trainings"][SCRATCH] = scratch.noted
     found.add_probes(work, draws)
-    if file is not None:
-        _save(file, work, own.best.trained)
-        work.notes.append(f"the fine-tuned weights are in {file}")
     return found
 
 
@@ -153,8 +153,8 @@ def _course(work: Comparison, settings: FineTuneSettings, *, scratch: bool = Fal
     """The settings with `auto` resolved: networks without batch norm, such as transformers, do not train with SGD."""
     by_network: Optimizer = "sgd" if has_batchnorm(work.subject.backbone) else "adamw"
     optimizer = by_network if settings.optimizer == "auto" else settings.optimizer
-    tuned, untrained, decay = USUAL[optimizer]
-    rate, usual = (settings.scratch_lr, untrained) if scratch else (settings.lr, tuned)
+    usual, decay = USUAL[optimizer]
+    rate = settings.scratch_lr if scratch else settings.lr
     return Course(
         settings.steps,
         mild_views(work),

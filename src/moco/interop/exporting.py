@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from moco.contrast.own import is_own
 from moco.errors import UserError
 from moco.evaluate.subject import locate
 from moco.evaluation_settings import inspection
@@ -60,6 +61,11 @@ def export_run(run: str | Path | Run, *, quiet: bool = False, **given: Any) -> P
     where = locate(run)
     if where.run is None:
         raise UserError(f"{run} is a model of timm, not a run: there is nothing to export")
+    if is_own(where.run.settings.backbone):
+        raise UserError(
+            f"{where.name} has a backbone of its own, which no other library knows: moco.backbone(RUN, backbone=…) and "
+            "torch.save in Python"
+        )
     network = load_network(where, settings.encoder, settings.head)
     name = settings.to + ("-key" if settings.encoder == "key" else "") + ("-head" if settings.head else "")
     out = Path(settings.out) if settings.out else where.run.path / "export" / name
@@ -90,8 +96,8 @@ def script(network: Network, lines: list[str]) -> str:
         f'    picture = picture.convert("{mode}")',
         f"    side = max(1, round(min(picture.size) * {share}))",
         "    left, top = (picture.width - side) // 2, (picture.height - side) // 2",
-        "    box = (left, top, left + side, top + side)",
-        f"    picture = picture.resize(({size}, {size}), Image.Resampling.BILINEAR, box)",
+        "    picture = picture.crop((left, top, left + side, top + side))",
+        f"    picture = picture.resize(({size}, {size}), Image.Resampling.BILINEAR)",
         f"    pixels = numpy.asarray(picture, numpy.float32).reshape({size}, {size}, {channels}) / 255",
     ]
     if mode is None:

@@ -155,7 +155,7 @@ def _fixed(network: Architecture, parts: Parts | str) -> dict[str, Any]:
     if isinstance(parts, str):
         return values
     head, predictor = parts.head, parts.predictor
-    values |= {"head": head.kind, "feature_size": head.feature_size}
+    values |= {"method": "moco", "head": head.kind, "feature_size": head.feature_size}
     if head.hidden is not None:
         values |= {"head_width": head.hidden, "head_layers": head.layers}
     if head.kind == "mlp-bn":

@@ -274,12 +274,14 @@ def shown(value: Any) -> str:
 
 def commands(run: Run, settings: RunSettings) -> dict[str, str]:
     """The command that repeats a run from its folder, and the one that needs nothing but the data."""
-    again = f"{run.path}-again"
+    again = ["--out", f"{run.path}-again"]
+    processes = getattr(settings, "processes", None) or 1
+    again = ["--nproc", str(processes), *again] if processes > 1 else again
     return {
         "With the settings that the run wrote down": shlex.join(
-            ["moco", "pretrain", "--config", str(run.path / SETTINGS), "--out", again]
+            ["moco", "pretrain", "--config", str(run.path / SETTINGS), *again]
         ),
-        "With flags only": shlex.join(["moco", "pretrain", *_arguments(settings), "--out", again]),
+        "With flags only": shlex.join(["moco", "pretrain", *_arguments(settings), *again]),
     }
 
 
@@ -290,7 +292,9 @@ def _arguments(settings: RunSettings) -> list[str]:
     usual = _usual(settings)
     words += ["--recipe", settings.recipe] if settings.recipe in RECIPES else []
     for name, value in settings.model_dump().items():
-        if name in ("data", "out", "recipe") or value == "auto" or (name in usual and _same(usual[name], value)):
+        if name not in PretrainSettings.model_fields or name in ("data", "out", "recipe") or value == "auto":
+            continue
+        if name in usual and _same(usual[name], value):
             continue
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool) and PretrainSettings.model_fields[name].annotation is bool:

@@ -109,7 +109,12 @@ class Reporter:
         if newest is None:
             found.notes.append("there is no checkpoint yet: pictures come with the first one")
             return found
-        self._add_health(found)
+        try:
+            state = self.run.load()
+        except UserError as error:
+            found.notes.append(f"without pictures: {error}")
+            return found
+        self._add_health(found, state.get("step"))
         if not pictures:
             return found
         try:
@@ -122,17 +127,16 @@ class Reporter:
             )
             part = open_part(opened, label_text, needed=False, most=self.given.images, seed=self.given.seed)
         except UserError as error:
-            if self.given.data or self.data is not None or self.given.labels:
+            if self.given.data or self.given.labels or self.data is not None or self.labels is not None:
                 raise
             found.notes.append(f"without pictures: {error}; where they are now: --data")
             return found
-        self._add_views(found, part)
+        self._add_views(found, part, int(state["images"]))
         self._add_album(found, part)
         return found
 
-    def _add_health(self, found: Looked) -> None:
+    def _add_health(self, found: Looked, step: object) -> None:
         """What `moco health` says, made now unless it is there already for this step."""
-        step = self.run.load().get("step")
         stored = records.stored_health(self.run)
         if stored is not None and stored.get("step") == step:
             found.health = stored
@@ -155,12 +159,11 @@ class Reporter:
         found.health = {"verdict": made.verdict, "findings": [asdict(finding) for finding in made.findings]}
         found.notes += made.notes
 
-    def _add_views(self, found: Looked, part: Part) -> None:
+    def _add_views(self, found: Looked, part: Part, images: int) -> None:
         settings, device = self.run.settings, find_device(self.given.device)
         try:
             pairs = view_pairs(part, settings, most=PAIRS, device=device, seed=self.given.seed)
             found.parts["views"] = sections.views(shown_pairs(pairs, part, SHOWN_PAIRS))
-            images = int(self.run.load()["images"])
             numbered = _numbered(pairs, part, own=self.data is None and not self.given.data)
             several = over_time(settings, self.run.checkpoints(), images, numbered, device, self.given.seed)
             found.parts["histograms"] = list(several)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 
 from moco.contrast.collectives import gather_rows
-from moco.contrast.moco import MomentumContrast
 from moco.errors import TrainingError, UserError
 from moco.train.checkpoints import write_atomically
 from moco.train.guard import NotFinite
@@ -92,8 +91,8 @@ def check_same_start(job: Job) -> None:
 
 
 def check_same_queue(job: Job) -> None:
-    """Raise TrainingError if the dictionaries of the processes differ: they would train different models."""
-    parts = list(job.model.dictionary.buffers()) if isinstance(job.model, MomentumContrast) else []
+    """Raise TrainingError if the queues of the processes differ: they would train different models."""
+    parts = job.model.remembered()
     if job.processes.world == 1 or not parts:
         return
     sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])

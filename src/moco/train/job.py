@@ -15,6 +15,7 @@ from moco.data.bad_files import BadFiles
 from moco.data.loader import ViewStream
 from moco.errors import UserError
 from moco.settings import RunSettings
+from moco.train.callbacks import Callbacks
 from moco.train.checkpoints import FORMAT, BackgroundSaver
 from moco.train.guard import FiniteGuard
 from moco.train.lock import RunLock
@@ -28,7 +29,7 @@ Monitor = Callable[[nn.Module], dict[str, float]]
 
 
 class Writer(Protocol):
-    """What is used of TensorBoard's SummaryWriter."""
+    """What is used of TensorBoard's SummaryWriter; `trackers` has others."""
 
     def add_scalar(self, tag: str, value: float, step: int) -> object:
         """Add a point to a curve."""
@@ -52,6 +53,7 @@ class Job:
     console: Console | None
     writer: Writer | None = None
     lock: RunLock | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
     first_step: int = 0
     optimizer: torch.optim.Optimizer = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -21,6 +22,27 @@ LOCK = "run.lock"
 SILENT = 120.0
 """Seconds without a sign of life after which a process on another machine counts as gone."""
 HEARTBEAT = 10.0
+_HELD: dict[Path, int] = {}
+"""Lock files that this process holds, with its number, which a forked worker does not share."""
+
+
+def is_held(run: str | Path) -> bool:
+    """Whether a process trains in a run folder; nothing is changed."""
+    path = (Path(run) / LOCK).resolve()
+    if _HELD.get(path) == os.getpid():  # opening and closing the file would let go of the lock
+        return True
+    try:
+        with path.open(encoding="utf-8") as file:
+            silent = time.time() - os.fstat(file.fileno()).st_mtime
+            holder = _holder(file)
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    elsewhere = fcntl is None or holder.get("host") not in (None, socket.gethostname())
+    return bool(holder) and elsewhere and silent < SILENT
 
 
 class RunLock:
@@ -38,6 +60,8 @@ class RunLock:
 
     def take(self) -> None:
         """Become the one process that trains here. Raises UserError where another one is, or nobody can write."""
+        if _HELD.get(self.path.resolve()) == os.getpid():  # the system would give it to its own process twice
+            raise UserError(f"{self.path.parent} is being trained by this process: wait for it, or stop it")
         try:
             file = self.path.open("a+", encoding="utf-8")
         except OSError as error:
@@ -58,6 +82,7 @@ class RunLock:
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
         file.flush()
         self._file, self._beat = file, time.monotonic()
+        _HELD[self.path.resolve()] = os.getpid()
 
     def beat(self) -> None:
         """Show a sign of life, every now and then."""
@@ -73,6 +98,7 @@ class RunLock:
                 self._file.truncate(0)
             self._file.close()
             self._file = None
+            _HELD.pop(self.path.resolve(), None)
 
     def _refused(self, holder: dict[str, Any], silent: float) -> UserError:
         return UserError(

@@ -6,7 +6,8 @@ import contextlib
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from moco.data.views import normalize
 from moco.errors import Interrupted
 from moco.settings import RunSettings
 from moco.train.alarms import Alarms
+from moco.train.callbacks import NOTHING, Progress
 from moco.train.checkpoints import with_patience
 from moco.train.faults import BadSteps, check_same_queue, check_same_start, translated
 from moco.train.guard import NotFinite
@@ -28,17 +30,19 @@ from moco.train.progress import ProgressDisplay
 from moco.train.stopping import stop_on_signal
 from moco.train.window import Waiting
 
+GO_ON, ASKED, SIGNALLED = range(3)
+"""Whether to stop: no, because a callback asked for it, or after a signal."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MOST_STEPS_TO_STOP = 10
 """With several processes, steps between Ctrl-C and the stop at most."""
 
 
 def train(job: Job) -> None:
-    """Train from `job.first_step` to the end of the last epoch.
+    """Train from `job.first_step` to the end of the last epoch, or until a callback asks for the end.
 
-    Raises Interrupted after Ctrl-C or SIGTERM, once the step is finished and saved; TrainingError where it cannot go
-    on: a loss or gradient that is no number (before that step touches the weights), memory that does not suffice, a
-    worker that died, a disk that stays full.
+    Raises Interrupted after Ctrl-C or SIGTERM, and what a callback raised, once the step is finished and saved;
+    TrainingError where it cannot go on: a loss or gradient that is no number (before that step touches the weights),
+    memory that does not suffice, a worker that died, a disk that stays full.
     """
     settings, stream = job.settings, job.stream
     steps, per_epoch = job.steps, stream.steps_per_epoch
@@ -50,6 +54,7 @@ def train(job: Job) -> None:
     )
     alarms = Alarms(steps=steps, queue_steps=_queue_steps(settings))
     bad_steps, clock, waiting = BadSteps(job), SaveClock(settings, per_epoch), Waiting(job.processes.device)
+    done, stopping = job.first_step, GO_ON
     job.model.train()
     with stop_on_signal() as stop, display, translated(job), contextlib.closing(job.saver):
         for step in range(job.first_step, steps):
@@ -73,28 +78,45 @@ def train(job: Job) -> None:
             else:
                 job.window.add(metrics, waited, time.monotonic() - began)
 
-            stopping = _stopping(job, stop.received is not None, done) and done < steps
             if writing:
                 check_same_queue(job)
                 line = job.window.line(done, done / per_epoch, rate)
                 _write_line(job, line)
                 _warn(job, alarms, line)
             display.step(done, line)
+            _call(job.callbacks.step, job, done, line or NOTHING)
             best = False
             if end_of_epoch and line is not None:
                 checks = _check(job, done // per_epoch, done)
                 best = job.run.is_best(checks) if checks else False
                 display.epoch(done // per_epoch, line, checks)
+                _call(job.callbacks.epoch, job, done, {**line, **checks})
+            stopping = _stopping(job, stop.received, done) if done < steps else GO_ON
             if job.processes.main and (clock.due(done) or stopping or best):
                 job.save(done, best=best)
             if job.lock is not None:
                 job.lock.beat()
             if stopping:
-                job.saver.close()
-                raise Interrupted(
-                    f"stopped after step {done} of {steps}; continue with: moco resume {job.run.path}",
-                    143 if stop.received == signal.SIGTERM else 130,
-                )
+                break
+    _leave(job, stopping, done, stop.received)
+
+
+def _leave(job: Job, stopping: int, done: int, received: int | None) -> None:
+    """At the end of a training: raise or say why it is one, where not all steps are done."""
+    job.callbacks.leave()
+    where = f"stopped after step {done} of {job.steps}"
+    if stopping == SIGNALLED:
+        raise Interrupted(
+            f"{where}; continue with: moco resume {job.run.path}", 143 if received == signal.SIGTERM else 130
+        )
+    if stopping == ASKED:
+        job.say(f"{where}, as a callback asked")
+
+
+def _call(callback: Callable[[Progress], None], job: Job, done: int, metrics: Mapping[str, float]) -> None:
+    if job.processes.main:
+        epoch = done / job.stream.steps_per_epoch
+        callback(Progress(job.run, done, job.steps, epoch, job.settings.epochs, MappingProxyType(dict(metrics))))
 
 
 def _queue_steps(settings: RunSettings) -> int:
@@ -176,14 +198,15 @@ def _exchange(forward: nn.Module, *, last: bool) -> contextlib.AbstractContextMa
     return contextlib.nullcontext()
 
 
-def _stopping(job: Job, asked: bool, done: int) -> bool:
-    """Whether to stop after `done` steps: because this process was asked to, or one of the others."""
+def _stopping(job: Job, received: int | None, done: int) -> int:
+    """Whether to stop after `done` steps, and why: because this process was asked to, or one of the others."""
+    why = SIGNALLED if received is not None else ASKED if job.callbacks.stopping else GO_ON
     if job.processes.world == 1:
-        return asked
+        return why
     # All must agree, and an answer from the devices stops them: not at every step.
     if done % min(job.settings.log_every, MOST_STEPS_TO_STOP) != 0:
-        return False
-    return bool(gather_rows(torch.tensor([asked], device=job.processes.device)).any())
+        return GO_ON
+    return int(gather_rows(torch.tensor([why], device=job.processes.device)).max())
 
 
 def _note_skipped(job: Job, batch: Batch, done: int) -> None:

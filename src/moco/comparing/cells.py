@@ -1,0 +1,152 @@
+"""Carrying a cell out: a training in a process of its own, then its figures. What is done is not done again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from moco.comparing.plan import Cell
+from moco.errors import Interrupted
+from moco.evaluation import evaluate
+from moco.train.checkpoints import write_atomically
+from moco.train.run import SETTINGS, Run
+
+STOPPED = (130, 143, -2, -15)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a cell came to. figures: shares from 0 to 1 by name. seconds, peak_bytes: of its training, or None.
+
+    failed: the line that the training ended with, or empty.
+    """
+
+    row: str
+    seed: int
+    folder: str
+    figures: Mapping[str, float]
+    images_per_second: float | None
+    seconds: float | None
+    peak_bytes: int | None
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all cells have in common.
+
+    out: the folder of the comparison. base: settings of every training, with data. threads: of each. figures: what is
+    evaluated (knn, linear). evaluation: options of `moco.evaluation.evaluate`.
+    """
+
+    out: Path
+    base: Mapping[str, Any]
+    threads: int | None
+    figures: tuple[str, ...]
+    evaluation: Mapping[str, Any]
+
+
+def carry_out(work: Work, cell: Cell) -> Result:
+    """Train and evaluate a cell, as far as that has not been done. Raises Interrupted where the training was."""
+    folder = work.out / cell.folder
+    note = work.out / f"{cell.folder}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        held = json.loads(note.read_text(encoding="utf-8"))
+        if not held["failed"]:
+            return Result(**held)
+    line = "" if finished(folder) else _train(work, cell, folder)
+    spent = _spent(work.out / f"{cell.folder}.times.json")
+    if line:
+        return Result(cell.row.name, cell.seed, cell.folder, {}, None, spent["seconds"], spent["peak_bytes"], line)
+    figures = _figures(work, folder)
+    rates = [found["images_per_second"] for found in Run(folder).metrics() if "images_per_second" in found]
+    result = Result(
+        cell.row.name, cell.seed, cell.folder, figures, median(rates) if rates else None, spent["seconds"],
+        spent["peak_bytes"],
+    )  # fmt: skip
+    write_atomically(note, json.dumps(asdict(result), indent=2).encode())
+    return result
+
+
+def finished(folder: Path) -> bool:
+    """Whether the training in a run folder has come to its end."""
+    if not (folder / SETTINGS).is_file():
+        return False
+    run = Run(folder)
+    lines = run.metrics()
+    return bool(lines and run.checkpoints() and lines[-1]["epoch"] >= run.settings.epochs)
+
+
+def _train(work: Work, cell: Cell, folder: Path) -> str:
+    """Train or go on training. Returns an empty string, or the line that it failed with."""
+    values = {**work.base, **cell.row.settings, "seed": cell.seed, "out": str(folder)}
+    if work.threads is not None:
+        values |= {"threads": work.threads}
+    if (folder / SETTINGS).is_file():
+        command = ["resume", str(folder)]
+    else:
+        file = work.out / f"{cell.folder}.yaml"
+        plain = json.loads(json.dumps(values))  # tuples are lists in YAML
+        write_atomically(file, yaml.safe_dump(plain, allow_unicode=True).encode())
+        command = ["pretrain", "--config", str(file)]
+    environment = os.environ | ({"OMP_NUM_THREADS": str(work.threads)} if work.threads is not None else {})
+    began = time.monotonic()
+    log = work.out / f"{cell.folder}.log"
+    with log.open("ab") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moco", *command], stdout=written, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:
+            # Ctrl-C reaches the training as well, which finishes its step and saves.
+            _, status, usage = os.wait4(process.pid, 0)
+            raise
+    code = process.returncode = os.waitstatus_to_exitcode(status)
+    _add_times(work.out / f"{cell.folder}.times.json", time.monotonic() - began, usage.ru_maxrss * 1024)
+    if code in STOPPED:
+        raise Interrupted(f"stopped in {cell.folder}; the same command goes on there", 128 + abs(code) % 128)
+    return "" if code == 0 else _last_line(log) or f"ended with status {code}"
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("moco: ") if lines else ""
+
+
+def _add_times(file: Path, seconds: float, peak: int) -> None:
+    """A training that was interrupted has times of several processes."""
+    before = _spent(file)
+    both = {"seconds": (before["seconds"] or 0) + seconds, "peak_bytes": max(before["peak_bytes"] or 0, peak)}
+    write_atomically(file, json.dumps(both).encode())
+
+
+def _spent(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"seconds": None, "peak_bytes": None}
+    return found
+
+
+def _figures(work: Work, folder: Path) -> dict[str, float]:
+    """The figures of the trained network, from `moco eval`; without labels, those of its own last check."""
+    if not work.figures:
+        checks = [line for line in Run(folder).metrics() if "retrieval" in line]
+        return {"retrieval": checks[-1]["retrieval"]} if checks else {}
+    found = {}
+    for task in work.figures:
+        rows = evaluate(task, folder, quiet=True, baseline=False, **work.evaluation).rows
+        found[task] = next(iter(next(iter(rows.values())).values()))
+    return found

@@ -1,0 +1,93 @@
+"""Which trainings stand side by side: a row for each method or value, a cell for each row and seed. Free of torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moco.errors import UserError, check_names
+from moco.recipes import METHODS, RECIPES
+from moco.settings import ViewSettings
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table. name: as in the table. settings: where it differs from what all rows have."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training. folder: the name of its run folder, unique among the cells."""
+
+    row: Row
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        return f"{re.sub(r'[^a-z0-9.]+', '-', self.row.name.lower()).strip('-')}-seed{self.seed}"
+
+
+def compared(methods: Sequence[str]) -> list[Row]:
+    """The rows of `moco compare`: what makes each method itself, and nothing of its paper's views, rate or budget.
+
+    moco is what the other settings describe, unchanged. Raises UserError for a method that is not there or twice.
+    """
+    check_names(methods, ["moco", *METHODS], "method")
+    if len(set(methods)) < len(methods):
+        raise UserError(f"each method once: {','.join(methods)}")
+    return [Row(name, METHODS.get(name, {})) for name in methods]
+
+
+def _recipe_views(recipe: str) -> dict[str, Any]:
+    chosen = {name: field.default for name, field in ViewSettings.model_fields.items()}
+    own = {name: value for name, value in RECIPES[recipe].items() if name in chosen}
+    # The crop belongs to the size of the pictures, not to the kind of augmentation.
+    return {name: value for name, value in (chosen | own).items() if name not in ("crop_scale", "crop_ratio")}
+
+
+_NO_COLOURS = {"jitter_probability": 0.0, "grayscale_probability": 0.0, "blur_probability": 0.0}
+
+# What the papers vary ([v1] tables 1 and figure 3; [v2] tables 1 and 2), by the name of --over.
+ABLATIONS: dict[str, list[Row]] = {
+    "momentum": [Row(f"m = {m:g}", {"momentum": m}) for m in (0.0, 0.9, 0.99, 0.999)],
+    "queue": [Row(f"K = {k}", {"queue_size": k}) for k in (256, 1024, 4096)],
+    "dictionary": [
+        Row("queue", {"dictionary": "queue"}),
+        Row("memory bank", METHODS["memory-bank"]),
+        Row("end-to-end", METHODS["end-to-end"]),
+    ],
+    "bn-shuffle": [
+        Row("8 groups, shuffled", {"bn_groups": 8, "shuffle_bn": True}),
+        Row("8 groups, not shuffled", {"bn_groups": 8, "shuffle_bn": False}),
+        Row("whole batch", {"bn_groups": 1, "shuffle_bn": False}),
+    ],
+    "temperature": [Row(f"τ = {t:g}", {"temperature": t}) for t in (0.07, 0.1, 0.2, 0.3, 0.4, 0.5)],
+    "head": [Row("linear", {"head": "linear"}), Row("MLP", {"head": "mlp"})],
+    "augmentation": [
+        Row("crops and flips", _NO_COLOURS),
+        Row("v1", _recipe_views("v1")),
+        Row("v2", _recipe_views("v2")),
+    ],
+    "schedule": [Row("steps", {"schedule": "step"}), Row("cosine", {"schedule": "cosine"})],
+}
+
+
+def ablated(over: Sequence[str], values: Sequence[Any] = ()) -> list[Row]:
+    """The rows of `moco ablate`: one after the other for each of `over`, everything else as it is.
+
+    values: instead of the papers', for momentum, queue or temperature. Raises UserError for names and values that do
+    not fit.
+    """
+    check_names(over, ABLATIONS, "ablation")
+    if not values:
+        return [row for name in over for row in ABLATIONS[name]]
+    settings = {"momentum": "momentum", "queue": "queue_size", "temperature": "temperature"}
+    if len(over) != 1 or over[0] not in settings:
+        raise UserError(f"--values goes with one of --over {', '.join(settings)}")
+    return [Row(f"{over[0]} {value}", {settings[over[0]]: value}) for value in values]
