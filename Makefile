@@ -4,6 +4,8 @@ VENV ?= .venv
 # torch and torchvision come first and together: a later install then finds them and leaves them alone.
 # For another build: make demo TORCH="torch torchvision --index-url …"
 TORCH ?= torch torchvision
+# Tests run in as many processes as there are cores, each on a core of its own.
+PYTEST_WORKERS ?= auto
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
@@ -13,7 +15,7 @@ demo: $(VENV)/.installed
 	$(BIN)/moco demo
 
 test: $(VENV)/.installed-dev lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from moco.data.loader import ViewStream
 from moco.data.sources import ArraySource
 from moco.errors import UserError
 from moco.evaluate.knn import knn_accuracy
+from moco.health import health
 from moco.recipes import METHODS, RECIPES, pretrain_settings
 from moco.resolve import resolve
 from moco.settings import ViewSettings
@@ -585,3 +586,7 @@ def test_a_run_that_was_cut_ends_as_one_left_alone(method, garments, tmp_path, m
     assert all({"feature_spread", "positive_similarity", "gradient_norm"} <= set(line) for line in lines)
     assert ("contrast_accuracy" in lines[0]) == (method in ("simclr", "cpc"))
     assert moco.backbone(whole.path)(torch.zeros(2, 1, 16, 16)).shape == (2, 32)
+    looked_at = {finding.name for finding in health(whole, garments[:64], quiet=True).findings}
+    assert "rank" in looked_at
+    assert not {"loss", "negatives", "temperature", "stale keys"} & looked_at  # those are MoCo's
+    assert ("spread" in looked_at) == (method != "cpc")  # whose head never sees a whole picture

@@ -117,7 +117,8 @@ def test_clean_keeps_the_newest_that_is_whole_and_the_best(run):
     (done,) = clean([run.path])
     assert done == planned
     assert set(done.removed) == {
-        f"checkpoints/{first.name}", f"checkpoints/{first.name}.sha256", "checkpoints/step-000000009.partial", "features",
+        f"checkpoints/{first.name}", f"checkpoints/{first.name}.sha256", "checkpoints/step-000000009.partial",
+        "features",
     }  # fmt: skip
     assert size_before - moco.runs(run.path)[0].bytes == pytest.approx(done.bytes, abs=200)  # the lock file
     assert checkpoints(run) == ["best.pt", second.name]
@@ -150,7 +151,7 @@ def test_the_command_line(run, tmp_path, capsys):
     folder = str(tmp_path / "runs")
     assert main(["runs", folder]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"first +small +finished +\d\.\d{3} +kNN \d", out)
+    assert re.search(r"first +small resnet18 +finished +\d\.\d{3} +kNN \d", out)
     assert max(map(len, out.splitlines())) <= 80
     assert main(["runs", folder, "--json", "-"]) == 0
     (read,) = json.loads(capsys.readouterr().out)

@@ -106,14 +106,14 @@ _RIVALS: dict[str, Callable[[RunSettings, nn.Module], Method]] = {
 def _head(settings: RunSettings, network: nn.Module) -> nn.Module:
     return projection_head(
         settings.head, feature_width(network, settings.channels, settings.image_size), settings.feature_size,
-        layers=settings.head_layers, hidden=settings.head_width, last_norm=settings.head_last_norm,
+        layers=settings.head_layers, hidden=settings.hidden_width, last_norm=settings.head_last_norm,
     )  # fmt: skip
 
 
 def _predictor(settings: RunSettings) -> nn.Module:
     return projection_head(
         "mlp-bn", settings.feature_size, settings.feature_size, layers=settings.predictor_layers,
-        hidden=settings.head_width, last_norm=settings.predictor_last_norm,
+        hidden=settings.hidden_width, last_norm=settings.predictor_last_norm,
     )  # fmt: skip
 
 

@@ -201,7 +201,7 @@ class ReportSettings(InspectSettings, LabelSettings):
     """Page"""
 
     images: Annotated[int, Field(ge=5, le=20_000)] = Field(
-        2000, description="pictures on the map, drawn with the seed; 5,000 make a page of about 5 MB"
+        2000, description="pictures on the map, drawn with the seed; their small copies take 4 MB at most"
     )
     out: str = Field("", description="the page, or a folder for it (default: RUN/report.html, or comparison.html)")
     watch: bool = Field(False, description="make the page again and again, until the run is finished or Ctrl-C")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +18,9 @@ from torch import Tensor, nn
 
 from moco import __version__
 from moco.building import build_model
-from moco.contrast.dictionary import Queue
+from moco.check.duplicates import exact_groups, near_groups
+from moco.check.examine import examine
+from moco.contrast.dictionary import MemoryBank, Queue
 from moco.contrast.method import Method
 from moco.contrast.moco import MomentumContrast
 from moco.data.device import place
@@ -28,16 +29,25 @@ from moco.data.sources import ArraySource
 from moco.errors import UserError
 from moco.evaluate import findings as judge
 from moco.evaluate.contrast_probe import (
+    Encoded,
     ViewPairs,
     batch_leak,
+    compare,
     encode_pairs,
-    negatives,
+    negative_count,
     normalises_batches,
-    query_figures,
 )
 from moco.evaluate.features import encode
 from moco.evaluate.findings import Finding, Verdict
-from moco.evaluate.label_free import alignment, effective_rank, feature_spread, retrieval, uniformity
+from moco.evaluate.label_free import (
+    alignment,
+    dead_dimensions,
+    effective_rank,
+    feature_spread,
+    random_cosine,
+    retrieval,
+    uniformity,
+)
 from moco.evaluate.pictures import Part, open_part
 from moco.evaluate.staleness import key_drift
 from moco.evaluate.subject import Where, checkpoint_of, load_run, locate
@@ -48,7 +58,7 @@ from moco.settings import RunSettings
 from moco.train.parallel import Processes, find_device
 from moco.train.run import Run
 
-HASHED = 20_000
+HASHED = 10_000
 """Pictures of an array that are looked through for duplicates; of other data, those that are looked at anyway."""
 FOUND_AMONG = 1000
 """Pictures among which an untrained network looks for the other view."""
@@ -130,7 +140,10 @@ def _admit(where: Where, given: HealthSettings, data: Any, labels: Any) -> _Pati
     state: dict[str, Any] = checkpoint_of(where)
     settings, notes = where.run.settings, []
     rows = settings.batch_size // settings.accumulate
-    if settings.shuffle_bn and settings.bn_groups == 1:
+    if settings.processes is not None:
+        groups = 1 if settings.sync_bn else settings.processes * settings.bn_groups
+        settings = settings.model_copy(update={"bn_groups": groups})
+    elif settings.shuffle_bn and settings.bn_groups == 1:
         groups = max(rows // ASSUMED_GROUP, 2)
         notes.append(f"a run of several processes: taken as {groups} groups of batch norm")
         settings = settings.model_copy(update={"bn_groups": groups})
@@ -162,7 +175,8 @@ def _view_pairs(
         way="batch" if small else "image", device=device,
     )  # fmt: skip
     batches = [place(batch, torch.device("cpu")) for batch in stream.run(0, stream.steps_per_epoch)]
-    indices = torch.from_numpy(part.indices) if own_data else torch.full((len(part),), -2)
+    # Numbers that no key of the run has, a different one for each picture.
+    indices = torch.from_numpy(part.indices) if own_data else -2 - torch.arange(len(part))
     return ViewPairs(
         [batch.query for batch in batches],
         [batch.key for batch in batches],
@@ -200,28 +214,36 @@ def _contrast(patient: _Patient) -> list[Finding]:
     encoded = encode_pairs(
         model, patient.pairs, groups=settings.bn_groups, shuffled=settings.shuffle_bn, seed=patient.given.seed
     )
-    others = negatives(model, encoded)
-    random = int((model.dictionary.births < 0).sum()) if isinstance(model.dictionary, Queue) else 0
+    count, dictionary = negative_count(model, encoded), model.dictionary
+    random = int((dictionary.births < 0).sum()) if isinstance(dictionary, Queue) else 0
     if random:
-        patient.notes.append(
-            f"{random} of {len(others.keys)} keys in the queue are still the random ones it began with"
-        )
-    figures = query_figures(encoded.query, encoded.as_trained, others.keys, model.temperature, encoded.ids, others.ids)
-    loss, chance = float(figures.loss.mean()), math.log(len(others.keys) + 1)
+        patient.notes.append(f"{random} of {count} keys in the queue are still the random ones it began with")
+    # The bank's vectors of the pictures are what their queries meet in training.
+    positives = encoded.as_trained
+    if isinstance(dictionary, MemoryBank) and patient.own_data:
+        positives = dictionary.vectors(encoded.ids).cpu()
+    figures = compare(model, encoded, positives)
+    loss, chance = float(figures.loss.mean()), math.log(count + 1)
     epochs = model.step * settings.batch_size / max(patient.images, 1)
-    found = [judge.loss_finding(loss, chance, epochs)]
-    if normalises_batches(model):
-        leak = batch_leak(model, encoded)
-        found.append(judge.leak_finding(leak, loss, chance, shuffled=settings.shuffle_bn, groups=settings.bn_groups))
-    else:
-        found.append(
-            Finding("batch norm leak", "no batch norm", "good", "nothing in the encoder sees the batch", "", {})
-        )
     # Only a queue holds a picture more than once; elsewhere the one key of its own is the positive.
-    own = float(figures.own.mean()) if isinstance(model.dictionary, Queue) else 0.0
-    found.append(judge.negatives_finding(float(figures.above.mean()), own, len(others.keys), patient.images))
-    found.append(judge.temperature_finding(float(figures.hardest.mean()), model.temperature))
-    return found
+    own = float(figures.own.mean()) if isinstance(dictionary, Queue) else 0.0
+    return [
+        judge.loss_finding(loss, chance, epochs),
+        _leak(patient, model, encoded, chance),
+        judge.negatives_finding(float(figures.above.mean()), own, count, patient.images),
+        judge.temperature_finding(float(figures.hardest.mean()), model.temperature),
+    ]
+
+
+def _leak(patient: _Patient, model: MomentumContrast, encoded: Encoded, chance: float) -> Finding:
+    """What keys know of their batch, where anything that is normalised with it reaches them."""
+    if isinstance(model.dictionary, MemoryBank):
+        reason = "the keys are vectors of earlier steps, made with other pictures than their queries"
+        return Finding("batch norm leak", "no keys of the same batch", "good", reason, "", {})
+    if not normalises_batches(model):
+        return Finding("batch norm leak", "no batch norm", "good", "nothing in the encoder sees the batch", "", {})
+    shuffled, groups = patient.settings.shuffle_bn, patient.settings.bn_groups
+    return judge.leak_finding(batch_leak(model, encoded), chance, shuffled=shuffled, groups=groups)
 
 
 def _encode(patient: _Patient, network: nn.Module, views: list[Tensor] | Any) -> Tensor:
@@ -233,17 +255,16 @@ def _encode(patient: _Patient, network: nn.Module, views: list[Tensor] | Any) ->
 
 def _features(patient: _Patient) -> list[Finding]:
     """Collapse, rank, alignment and uniformity, in eval mode."""
+    backbone = _encode(patient, patient.model.backbone, patient.pairs.query)
+    rank = judge.rank_finding(effective_rank(backbone), dead_dimensions(backbone), backbone.shape[1])
+    if patient.settings.method == "cpc":
+        patient.notes.append("spread and alignment are not looked at for cpc, whose head sees patches only")
+        return [rank]
     first = _encode(patient, patient.model.query_encoder, patient.pairs.query)
     second = _encode(patient, patient.model.query_encoder, patient.pairs.key)
-    backbone = _encode(patient, patient.model.backbone, patient.pairs.query)
-    unit = nn.functional.normalize(first, dim=1).double()
-    count = len(unit)
-    cosine = float((unit.sum(0).square().sum() - count) / (count * (count - 1)))
-    deviation = backbone.std(0)
-    dead = float((deviation < 0.01 * deviation.mean()).double().mean())
     return [
-        judge.spread_finding(feature_spread(first), cosine),
-        judge.rank_finding(effective_rank(backbone), dead, backbone.shape[1]),
+        judge.spread_finding(feature_spread(first), random_cosine(first)),
+        rank,
         judge.alignment_finding(alignment(first, second), uniformity(first)),
     ]
 
@@ -277,25 +298,17 @@ def _stale(patient: _Patient) -> list[Finding]:
 
 
 def _duplicates(patient: _Patient) -> Finding:
-    """Exact copies among the pictures: of an array by its rows, else by the pictures as they are looked at."""
-    source = patient.part.source
-    if isinstance(source, ArraySource):
-        chosen = np.random.default_rng(patient.given.seed).permutation(len(source))[:HASHED]
-        contents: Any = (np.ascontiguousarray(source.images[index]).tobytes() for index in chosen)
-        count = len(chosen)
-    else:
-        contents = (_bytes(source[int(index)].image) for index in patient.part.indices)
-        count = len(patient.part)
-    seen: dict[bytes, int] = {}
-    for content in contents:
-        key = hashlib.blake2b(content, digest_size=16).digest()
-        seen[key] = seen.get(key, 0) + 1
-    copies = sum(number for number in seen.values() if number > 1)
-    return judge.duplicates_finding(copies / count, count)
-
-
-def _bytes(image: bytes | np.ndarray[Any, Any]) -> bytes:
-    return image if isinstance(image, bytes) else np.ascontiguousarray(image).tobytes()
+    """Copies, exact and near, as `moco check` finds them: of an array, among more pictures than are looked at else."""
+    part = patient.part
+    if isinstance(part.source, ArraySource):
+        chosen = np.random.default_rng(patient.given.seed).permutation(len(part.source))[:HASHED]
+        part = replace(part, indices=chosen, labels=None)
+    looked = examine(part.as_source(), range(len(part)))
+    exact = exact_groups(looked.keys)
+    repeated = np.concatenate([np.zeros(0, np.int64), *(group[1:] for group in exact)])
+    near = near_groups(np.delete(looked.thumbnails, repeated, axis=0))
+    count = max(len(looked.ids), 1)
+    return judge.duplicates_finding(sum(map(len, exact)) / count, sum(map(len, near)) / count, len(looked.ids))
 
 
 def _augmentation(patient: _Patient) -> Finding:

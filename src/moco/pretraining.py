@@ -314,8 +314,8 @@ def _show_resolved(console: Console | None, asked: PretrainSettings, found: RunS
     steps, left = divmod(len(source) * found.repeat, found.batch_size)
     if left:
         console.print(
-            f"{steps} steps of {found.batch_size} in an epoch; the {left} images that do not fill a batch are others in "
-            "each epoch",
+            f"{steps} steps of {found.batch_size} in an epoch; the {left} images that do not fill a batch are others "
+            "each time",
             highlight=False,
         )
     console.print(f"{len(source):,} images · auto settings: {', '.join(chosen)}", highlight=False, markup=False)

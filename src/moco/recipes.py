@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from moco.errors import UserError
-from moco.settings import PretrainSettings, check_names, explain, read_yaml
+from moco.settings import PretrainSettings, check_names, explain
+from moco.settings_file import read_yaml
 
 # What makes a method itself, whatever the pictures, the backbone and the budget.
 METHODS: dict[str, dict[str, Any]] = {

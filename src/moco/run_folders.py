@@ -245,12 +245,17 @@ def show_runs(found: Sequence[RunSummary], folder: str | Path, console: Console)
         console.print(f"no run folders in {folder}", highlight=False, markup=False)
         return
     # Narrow enough for a terminal of 80 columns.
-    table = Table(title=f"{len(found)} runs, {size(sum(one.bytes for one in found))}", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=f"{len(found)} runs, {size(sum(one.bytes for one in found))}",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("run", overflow="fold")
     table.add_column("what", overflow="fold")
-    table.add_column("state, epoch", no_wrap=True)
+    table.add_column("state, epoch", no_wrap=True, min_width=max(12, *(len(state(one)) for one in found)))
     for name in ("loss", "best check", "disk", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(len(name), 6))
     for one in found:
         name = str(one.path.relative_to(folder)) if one.path.is_relative_to(folder) else str(one.path)
         table.add_row(

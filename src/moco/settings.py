@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from moco.errors import UserError
 from moco.errors import check_names as check_names
 from moco.errors import explain as explain
 from moco.errors import nearest as nearest
@@ -130,8 +127,8 @@ class ModelSettings(_Settings):
     )
     init: str = Field(
         "",
-        description="weights that the backbone starts from: timm (the published ones, where they are on this machine), a "
-        "run, or a file (.pt, .pth, .safetensors) of moco, the authors' code, lightly, solo-learn, torchvision or timm",
+        description="weights that the backbone starts from: timm (the published ones, where they are on this machine), "
+        "a run, or a file (.pt, .pth, .safetensors) of moco, the authors' code, lightly, solo-learn, torchvision or timm",
     )
     allow_partial: bool = Field(False, description="init: take what fits, where not all of the weights do")
     trust_pickle: bool = Field(
@@ -342,6 +339,11 @@ class PretrainSettings(
         return " + ".join([self.data] if isinstance(self.data, str) else self.data) or "the data"
 
     @property
+    def hidden_width(self) -> int | None:
+        """Width between the layers of the head, or None for that of the features (in the runs of version 0.1)."""
+        return None if self.head_width == "auto" else self.head_width
+
+    @property
     def query_views(self) -> ViewSettings:
         """The view settings of the query."""
         return ViewSettings(**{name: getattr(self, name) for name in ViewSettings.model_fields})
@@ -362,7 +364,6 @@ class RunSettings(PretrainSettings):
     views: Literal["image", "split", "batch", "custom"]
     stem: Literal["imagenet", "small"]
     queue_size: Annotated[int, Field(gt=0)]
-    head_width: Annotated[int, Field(gt=0)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
     warmup_epochs: Annotated[float, Field(ge=0)]
     bn_groups: Annotated[int, Field(gt=0)]
@@ -372,29 +373,3 @@ class RunSettings(PretrainSettings):
     monitor: Literal["knn", "retrieval", "none"]
     # By how many processes it was last trained, to which bn_groups and shuffle_bn belong; not known of old runs.
     processes: Annotated[int, Field(gt=0)] | None = None
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML settings file. Raises UserError where there is none."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            # A few of them, one inside the other, stand for more than fits into memory.
-            raise UserError(f"{path} uses aliases (*name): write the values out")
-        values = yaml.safe_load(text)
-    except OSError as error:
-        raise UserError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"the settings file {path} is not UTF-8 text: save it as UTF-8") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    except UserError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # What PyYAML lets through for values that are not what their form or tag says, such as 2001-99-99.
-        raise UserError(f"{path} holds a value that is none ({' '.join(str(error).split())})") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise UserError(f"{path} must hold `name: value` lines")
-    return {str(name).replace("-", "_"): value for name, value in values.items()}

@@ -23,7 +23,8 @@ from moco.pretraining import named, open_data
 from moco.recipes import ONLY_FOR, pretrain_settings
 from moco.reporting import report
 from moco.resolve import absolute
-from moco.settings import PretrainSettings, read_yaml
+from moco.settings import PretrainSettings
+from moco.settings_file import read_yaml
 from moco.train.checkpoints import write_atomically
 
 PLAN = "plan.json"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco.contrast.batchnorm import encode_in_groups, has_batchnorm
-from moco.contrast.dictionary import MemoryBank, Queue
+from moco.contrast.dictionary import InBatch, MemoryBank, Queue
 from moco.contrast.losses import own_pairs
 from moco.contrast.moco import MomentumContrast
 from moco.data.views import normalize
@@ -43,23 +43,33 @@ class ViewPairs:
 class Encoded:
     """Unit vectors (N, C) of all batches: queries as in training; keys in four ways; ids (N,).
 
-    fresh is (FRESH_DRAWS, N, C).
+    fresh is (draws, N, C). running: None where it was not asked for. sizes: pictures of each batch.
     """
 
     query: Tensor
     as_trained: Tensor
     shared: Tensor
     fresh: Tensor
-    running: Tensor
+    running: Tensor | None
     ids: Tensor
+    sizes: tuple[int, ...]
 
 
-def encode_pairs(model: MomentumContrast, pairs: ViewPairs, *, groups: int, shuffled: bool, seed: int = 0) -> Encoded:
+def encode_pairs(
+    model: MomentumContrast,
+    pairs: ViewPairs,
+    *,
+    groups: int,
+    shuffled: bool,
+    seed: int = 0,
+    draws: int = FRESH_DRAWS,
+    running: bool = True,
+) -> Encoded:
     """Encode view pairs with batch statistics as in training, and the keys in three more ways.
 
     groups: parts in which a batch is normalised; shuffled: whether keys are shuffled between them. `shared` keys have
-    the same mates in their group as their query; `fresh` ones get mates from all other batches; `running` ones are
-    normalised with the running statistics. Raises UserError for fewer than two batches: no mates to exchange.
+    the same mates in their group as their query; `fresh` ones get mates from all other batches, `draws` times;
+    `running` ones are normalised with the running statistics. Raises UserError for fewer than two batches: no mates to exchange.
     """
     if len(pairs.key) < 2:
         raise UserError("two batches or more are needed to tell what keys know of their batch")
@@ -84,15 +94,17 @@ def encode_pairs(model: MomentumContrast, pairs: ViewPairs, *, groups: int, shuf
                     for view, order in zip(pairs.key, orders, strict=True)
                 ]
             )
-        views, sizes = torch.cat(list(pairs.key)), [len(view) for view in pairs.key]
+        views, sizes = torch.cat(list(pairs.key)), tuple(len(view) for view in pairs.key)
         fresh = []
-        for _ in range(FRESH_DRAWS):
+        for _ in range(draws):
             mixed = _dealt_out(sizes, generator)
             made = [encode(key_encoder, views[rows.to(views.device)]) for rows in mixed.split(sizes)]
             fresh.append(torch.cat(made)[mixed.argsort()])
-        evaluated = copy.deepcopy(model.key_network).eval()
-        running = torch.cat([encode(evaluated, view, 1) for view in pairs.key])
-    return Encoded(query, trained, shared, torch.stack(fresh), running, torch.cat(list(pairs.ids)).cpu())
+        still = None
+        if running:
+            evaluated = copy.deepcopy(model.key_network).eval()
+            still = torch.cat([encode(evaluated, view, 1) for view in pairs.key])
+    return Encoded(query, trained, shared, torch.stack(fresh), still, torch.cat(list(pairs.ids)).cpu(), sizes)
 
 
 def _dealt_out(sizes: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -114,7 +126,7 @@ class Negatives:
 
 
 def negatives(model: MomentumContrast, encoded: Encoded) -> Negatives:
-    """What the queries of a run meet: its queue, the vectors its memory bank draws, or the keys of the same pictures."""
+    """What queries of a run meet: its queue, the vectors its memory bank draws, or the keys of the same pictures."""
     dictionary = model.dictionary
     if isinstance(dictionary, Queue):
         return Negatives(dictionary.keys.cpu(), dictionary.ids.cpu())
@@ -125,38 +137,41 @@ def negatives(model: MomentumContrast, encoded: Encoded) -> Negatives:
 
 @dataclass(frozen=True)
 class Leak:
-    """What keys know of their batch. Accuracies are contrast accuracies, 0 to 1, against the queue as it is.
+    """What keys know of their batch. Accuracies are contrast accuracies, 0 to 1, against what queries meet.
 
     gap: mean over the queries of loss(fresh) − loss(as trained): what a key's batch mates give away, in nats.
     error: standard error of the gap. most: the same gap, where a key has all its mates in common with its query.
+    loss: as trained, in nats. running: None where keys were not made with running statistics.
     """
 
     as_trained: float
     fresh: float
-    running: float
+    running: float | None
     gap: float
     error: float
     most: float
+    loss: float
 
 
 def batch_leak(model: MomentumContrast, encoded: Encoded) -> Leak:
     """Contrast accuracy with keys as in training, with fresh batch mates, and with running statistics."""
-    others = negatives(model, encoded)
 
     def loss_and_found(keys: Tensor) -> Tensor:
-        figures = query_figures(encoded.query, keys, others.keys, model.temperature, encoded.ids, others.ids)
+        figures = compare(model, encoded, keys)
         return torch.stack([figures.loss, (figures.above == 0).double()])
 
-    trained, shared, running = map(loss_and_found, (encoded.as_trained, encoded.shared, encoded.running))
+    trained = loss_and_found(encoded.as_trained)
+    shared = trained if encoded.shared is encoded.as_trained else loss_and_found(encoded.shared)
     fresh = torch.stack([loss_and_found(keys) for keys in encoded.fresh]).mean(0)
     gap = fresh[0] - trained[0]
     return Leak(
         as_trained=float(trained[1].mean()),
         fresh=float(fresh[1].mean()),
-        running=float(running[1].mean()),
+        running=None if encoded.running is None else float(loss_and_found(encoded.running)[1].mean()),
         gap=float(gap.mean()),
         error=float(gap.std() / len(gap) ** 0.5),
         most=float((fresh[0] - shared[0]).mean()),
+        loss=float(trained[0].mean()),
     )
 
 
@@ -207,6 +222,24 @@ def query_figures(
             )
         )
     return QueryFigures(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def compare(model: MomentumContrast, encoded: Encoded, keys: Tensor) -> QueryFigures:
+    """Queries with `keys` (N, C) as their positives, against what they meet in training.
+
+    That is the queue as it is, the vectors that a memory bank draws, or the other keys of their own batch.
+    """
+    if not isinstance(model.dictionary, InBatch):
+        others = negatives(model, encoded)
+        return query_figures(encoded.query, keys, others.keys, model.temperature, encoded.ids, others.ids)
+    batches = zip(*(rows.split(encoded.sizes) for rows in (encoded.query, keys, encoded.ids)), strict=True)
+    parts = [query_figures(q, k, k, model.temperature, ids, ids) for q, k, ids in batches]
+    return QueryFigures(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(QueryFigures)))
+
+
+def negative_count(model: MomentumContrast, encoded: Encoded) -> int:
+    """How many negatives a query meets in `compare`."""
+    return encoded.sizes[0] - 1 if isinstance(model.dictionary, InBatch) else len(model.dictionary)
 
 
 def normalises_batches(model: MomentumContrast) -> bool:

@@ -13,8 +13,8 @@ Verdict = Literal["good", "watch", "bad"]
 
 LEAK_ERRORS = 4.0
 """A gap of fewer standard errors is taken for chance."""
-LEAK_SHARE = 0.005
-"""A gap of less than this part of what the loss is below chance is not worth a change."""
+LEAK_SHARE = 0.025
+"""A gap of this part of what the loss is below chance is bad; a smaller one costs little, as docs/evaluate.md shows."""
 LEAK_MATES = 0.5
 """Shuffled keys keep some of their query's mates by chance; a leak is a gap of half of what all mates would give."""
 
@@ -115,31 +115,43 @@ def alignment_finding(alignment: float, uniformity: float) -> Finding:
     return Finding("alignment", shown, verdict, reason, advice, {"alignment": alignment, "uniformity": uniformity})
 
 
-def leak_finding(leak: Leak, loss: float, chance: float, *, shuffled: bool, groups: int) -> Finding:
-    """Do keys give away which batch they come from ([v1] section 3.3)? `loss` and `chance` scale the gap.
+def leak_finding(leak: Leak, chance: float, *, shuffled: bool, groups: int) -> Finding:
+    """Do keys give away which batch they come from ([v1] section 3.3)? What the loss gained on `chance` scales the gap.
 
     Keys normalised with the same mates as their query are found more easily than among strangers. Shuffling leaves
     a small part of that, about one mate in `groups`.
     """
-    share = leak.gap / max(chance - loss, 1e-9)
+    gained = max(chance - leak.loss, 1e-9)
+    share = leak.gap / gained
     sure = leak.gap > LEAK_ERRORS * leak.error and leak.gap > LEAK_MATES * leak.most
-    verdict: Verdict = "bad" if sure and share > LEAK_SHARE else "watch" if sure else "good"
-    if verdict == "good":
-        reason, advice = "keys are found as well among strangers as in their own batch", ""
+    unseen = not shuffled and LEAK_ERRORS * leak.error > LEAK_SHARE * gained
+    verdict: Verdict = "bad" if sure and share > LEAK_SHARE else "watch" if sure or unseen else "good"
+    split = (
+        "fewer or larger groups leak less: look at --bn-groups"
+        if shuffled
+        else "train with --bn-groups 8 --shuffle-bn true"
+        if groups == 1
+        else "train with --shuffle-bn true"
+    )
+    if verdict == "bad":
+        reason = f"part of what finds a key is the batch it was normalised in, not the picture ({share:.1%} of what "
+        reason, advice = reason + "the loss gained)", split
+    elif sure:
+        reason = f"keys give away a little of their batch ({share:.1%} of what the loss gained), which costs little"
+        advice = f"nothing for a short training; for a long one, {split}"
+    elif unseen:
+        reason = "keys share the batch of their query, and too little is learned yet to tell what that gives away"
+        advice = f"look again later, or {split}"
     else:
-        reason = "part of what finds a key is the batch it was normalised in, not the picture"
-        advice = (
-            "fewer or larger groups leak less: look at --bn-groups"
-            if shuffled
-            else "train with --bn-groups 8 --shuffle-bn true"
-            if groups == 1
-            else "train with --shuffle-bn true"
-        )
-    shown = f"accuracy {leak.as_trained:.1%} as trained, {leak.fresh:.1%} in fresh groups, {leak.running:.1%} running"
+        reason, advice = "keys are found as well among strangers as in their own batch", ""
+    shown = f"accuracy {leak.as_trained:.1%} as trained, {leak.fresh:.1%} in fresh groups"
     figures = {
-        "accuracy_as_trained": leak.as_trained, "accuracy_fresh": leak.fresh, "accuracy_running": leak.running,
-        "gap": leak.gap, "gap_error": leak.error, "gap_share": share, "gap_with_all_mates": leak.most,
+        "accuracy_as_trained": leak.as_trained, "accuracy_fresh": leak.fresh, "gap": leak.gap,
+        "gap_error": leak.error, "gap_share": share, "gap_with_all_mates": leak.most,
     }  # fmt: skip
+    if leak.running is not None:
+        shown += f", {leak.running:.1%} running"
+        figures["accuracy_running"] = leak.running
     return Finding("batch norm leak", shown, verdict, reason, advice, figures)
 
 
@@ -177,12 +189,24 @@ def negatives_finding(above: float, own: float, queue: int, images: int) -> Find
     return Finding("negatives", shown, verdict, reason, advice, {"above_positive": above, "own_keys": own})
 
 
-def duplicates_finding(share: float, looked_at: int) -> Finding:
-    """Pictures (0 to 1) of which there is an exact copy: each is a false negative of the other."""
-    verdict = _judge(share, watch=0.02, bad=0.3)
-    reason = "few pictures occur twice" if verdict == "good" else "copies of a picture are its negatives"
-    advice = "" if verdict == "good" else "remove the copies: they are pushed apart though they are the same"
-    return Finding("duplicates", f"{share:.2%} of {looked_at}", verdict, reason, advice, {"duplicates": share})
+def duplicates_finding(exact: float, near: float, looked_at: int) -> Finding:
+    """Pictures (0 to 1) of which there is an exact copy, and of the others those that look nearly like another one.
+
+    Each is a false negative of the other. Pictures that only look alike may still be different ones: never *bad*.
+    """
+    verdict = _judge(exact, watch=0.02, bad=0.3)
+    if verdict == "good" and near < 0.1:
+        reason, advice = "few pictures occur twice", ""
+    elif verdict != "good":
+        reason = "copies of a picture are its negatives"
+        advice = "remove the copies: they are pushed apart though they are the same (moco check names them)"
+    else:
+        verdict = "watch"
+        reason = "many pictures look nearly alike, and are each other's negatives"
+        advice = "see with moco check whether they show the same; then keep one of each"
+    shown = f"{exact:.2%} exact, {near:.2%} near of {looked_at}"
+    figures = {"duplicates": exact, "near_duplicates": near}
+    return Finding("duplicates", shown, verdict, reason, advice, figures)
 
 
 def temperature_finding(hardest: float, temperature: float) -> Finding:

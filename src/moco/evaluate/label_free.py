@@ -93,6 +93,28 @@ def feature_spread(features: Tensor) -> float:
     return float(unit.std(dim=0, correction=0).mean()) * math.sqrt(unit.shape[1])
 
 
+def random_cosine(features: Tensor) -> float:
+    """Mean cosine over all pairs of different rows: 0 for features all over the sphere, 1 for those of one point.
+
+    Raises UserError for fewer than two rows.
+    """
+    unit = F.normalize(checked_features(features), dim=1).double()
+    count = len(unit)
+    if count < 2:
+        raise UserError("the cosine of random pairs needs at least two rows of features")
+    # ‖Σ u‖² is the sum over all pairs, each row with itself included.
+    return float((unit.sum(dim=0).square().sum() - unit.square().sum()) / (count * (count - 1)))
+
+
+def dead_dimensions(features: Tensor) -> float:
+    """Share (0 to 1) of the dimensions that hardly differ from row to row.
+
+    That is, whose standard deviation is below a hundredth of the mean one; all of them where no dimension varies.
+    """
+    deviation = checked_features(features).std(dim=0, correction=0)
+    return float((deviation <= 0.01 * deviation.mean()).double().mean())
+
+
 def _unit_pair(features_a: Tensor, features_b: Tensor) -> tuple[Tensor, Tensor]:
     a, b = checked_features(features_a, "features of view a"), checked_features(features_b, "features of view b")
     if a.shape != b.shape:

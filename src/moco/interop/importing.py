@@ -27,7 +27,8 @@ from moco.interop.reading import ForeignWeights, read_weights
 from moco.interop.whole import whole_folder
 from moco.recipes import pretrain_settings
 from moco.resolve import WARMUP
-from moco.settings import PretrainSettings, RunSettings, check_names, explain, read_yaml
+from moco.settings import PretrainSettings, RunSettings, check_names, explain
+from moco.settings_file import read_yaml
 from moco.train.checkpoints import FORMAT
 from moco.train.optim import make_optimizer
 from moco.train.parallel import best_precision, find_device
@@ -84,9 +85,11 @@ def import_run(
         parts = fill(model, parts) or parts
     obstacle = parts if isinstance(parts, str) else None
     if obstacle is not None:
+        width = "" if settings.base_width is None else f" --base-width {settings.base_width}"
+        stem = " --stem small" if settings.stem == "small" else ""
         notes.append(
             f"it can be evaluated and exported, not continued ({obstacle}); to train on from its backbone: "
-            f"moco pretrain DATA --backbone {settings.backbone} --init {file}"
+            f"moco pretrain DATA --backbone {settings.backbone}{stem}{width} --init {file}"
         )
     with whole_folder(Path(out)) as folder:
         state: dict[str, Any] = {"format": FORMAT, "step": 0, "images": None, "epochs": _epochs(found), "best": False}

@@ -107,7 +107,7 @@ def load_network(where: Where, encoder: str, head: bool) -> Network:
     if head:
         width = feature_width(backbone, settings.channels, settings.image_size)
         behind = projection_head(
-            settings.head, width, settings.feature_size, layers=settings.head_layers, hidden=settings.head_width,
+            settings.head, width, settings.feature_size, layers=settings.head_layers, hidden=settings.hidden_width,
             last_norm=settings.head_last_norm,
         ).eval()  # fmt: skip
         _fill(behind, weights, f"{encoder}_encoder.head.", f"{where.name} has no head of its {encoder} encoder")

@@ -9,7 +9,7 @@ import torch
 from timm.optim.lars import Lars
 from torch import nn
 
-from moco.settings import PretrainSettings
+from moco.settings import PretrainSettings, RunSettings
 
 
 def make_optimizer(module: nn.Module, settings: PretrainSettings) -> torch.optim.Optimizer:
@@ -35,7 +35,7 @@ def make_optimizer(module: nn.Module, settings: PretrainSettings) -> torch.optim
     return torch.optim.SGD(groups, lr=rate, momentum=settings.sgd_momentum, fused=fused)
 
 
-def learning_rate(step: int, steps_per_epoch: int, settings: PretrainSettings) -> float:
+def learning_rate(step: int, steps_per_epoch: int, settings: RunSettings) -> float:
     """The rate of optimiser step `step`: linear in the global batch, warmed up, then falling by the schedule.
 
     cosine: half a cosine over all steps ([v2]). step: divided by ten at each milestone ([v1]).

@@ -15,7 +15,8 @@ from torch import nn
 
 from moco.contrast.encoders import build_backbone
 from moco.errors import UserError
-from moco.settings import RunSettings, explain, read_yaml
+from moco.settings import RunSettings, explain
+from moco.settings_file import read_yaml
 from moco.train.checkpoints import Checkpoints, write_atomically
 
 SETTINGS = "settings.yaml"
