@@ -1,6 +1,6 @@
 """A small real data set for detection: Fashion-MNIST garments on crops of photographs, with true boxes and masks.
 
-    python benchmarks/make_detection_data.py OUT [--train 300 --val 100 --side 128 --unlabelled 6000 --photographs FOLDER]
+    python benchmarks/make_detection_data.py OUT [--train 300 --val 100 --side 128 --photographs FOLDER]
 
 Writes COCO: OUT/annotations/instances_train.json and instances_val.json, pictures in OUT/train and OUT/val, masks run
 length encoded; and OUT/unlabelled.npz, pictures of one garment each without any box or label, to pre-train on. Training

@@ -35,6 +35,8 @@ ALLOWED = {
     "evaluation_settings": LEAVES,
     "evaluation": LEAVES
     | {"contrast", "data", "train", "evaluate", "report", "building", "pretraining", "evaluation_settings", "__init__"},
+    "detection": LEAVES
+    | {"contrast", "data", "train", "evaluate", "interop", "evaluation_settings", "evaluation", "__init__"},
     "options": set(),
     "health": LEAVES
     | {
@@ -94,6 +96,7 @@ ALLOWED = {
         "comparing",
         "evaluation_settings",
         "evaluation",
+        "detection",
         "health",
         "reporting",
         "check",

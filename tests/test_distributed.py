@@ -169,6 +169,7 @@ def test_nproc_starts_the_same_and_a_mistake_stays_one_line(tmp_path):
 
 SHARED_CHECK = """
 import json, torch
+from moco.contrast.method import Method
 from moco.data import fashion
 from moco.data.sources import ArraySource
 from moco.evaluate import monitor
@@ -189,7 +190,7 @@ def check(own, kind, count, chunk):
             buffer.data.add_(rank)
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     numbers = torch.get_rng_state()
-    figures = monitor.make_monitor(source, settings, own.device)(backbone)
+    figures = monitor.make_monitor(source, settings, own.device)(Method(backbone, None))
     assert all(module.training for module in backbone.modules())
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
     assert all(parameter.grad is None for parameter in backbone.parameters())
@@ -212,8 +213,9 @@ def test_a_shared_check_gives_the_figures_of_one_process_and_changes_nothing():
     said = in_processes(SHARED_CHECK.replace("CASES", repr(cases)), [1, 2, 3]).splitlines()
     one, two, three = (json.loads(line) for line in said)
     assert one == two == three
+    space = {"effective_rank", "dead_dimensions", "spread", "random_cosine"}
     assert [set(figures) for figures in one[::4]] == [
-        {"knn_accuracy"}, {"retrieval", "alignment", "uniformity", "effective_rank"},
+        {"knn_accuracy", *space}, {"retrieval", "alignment", "uniformity", *space},
     ]  # fmt: skip
     assert 0.2 < one[3]["knn_accuracy"] < 0.9
 

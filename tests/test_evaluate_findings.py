@@ -11,8 +11,8 @@ from moco.evaluate.staleness import Drift
 CHANCE = math.log(65_537)
 
 
-def leak(gap, error=0.004, most=None):
-    return Leak(0.7, 0.6, 0.65, gap, error, gap if most is None else most)
+def leak(gap, error=0.004, most=None, loss=2.3):
+    return Leak(0.7, 0.6, 0.65, gap, error, gap if most is None else most, loss)
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,14 @@ def leak(gap, error=0.004, most=None):
         (judge.alignment_finding(1.2, -3.7), "watch"),
         (judge.alignment_finding(2.0, -3.9), "bad"),  # the views have nothing in common
         (judge.alignment_finding(0.0, 0.0), "bad"),  # one point
-        (judge.leak_finding(leak(0.08), 2.3, 8.3, shuffled=False, groups=1), "bad"),
-        (judge.leak_finding(leak(0.008), 2.3, 8.3, shuffled=False, groups=1), "good"),  # two standard errors
-        (judge.leak_finding(leak(0.02), 2.3, 8.3, shuffled=False, groups=1), "watch"),  # sure, but small
-        (judge.leak_finding(leak(0.08, most=0.5), 2.3, 8.3, shuffled=True, groups=8), "good"),
-        (judge.leak_finding(leak(-0.08), 2.3, 8.3, shuffled=False, groups=8), "good"),
+        (judge.leak_finding(leak(0.2), 8.3, shuffled=False, groups=1), "bad"),  # 3.3 % of what was gained
+        (judge.leak_finding(leak(0.12), 8.3, shuffled=False, groups=1), "watch"),  # 2 %
+        (judge.leak_finding(leak(0.02), 8.3, shuffled=False, groups=1), "watch"),  # sure, but small
+        (judge.leak_finding(leak(0.008), 8.3, shuffled=False, groups=1), "good"),  # two standard errors
+        (judge.leak_finding(leak(0.008, loss=8.0), 8.3, shuffled=False, groups=1), "watch"),  # too young to tell
+        (judge.leak_finding(leak(0.008, loss=8.0), 8.3, shuffled=True, groups=8), "good"),  # shuffled: nothing to find
+        (judge.leak_finding(leak(0.2, most=0.5), 8.3, shuffled=True, groups=8), "good"),  # what shuffling leaves
+        (judge.leak_finding(leak(-0.2), 8.3, shuffled=False, groups=8), "good"),
         (judge.stale_finding([Drift(16, 0.99, 256), Drift(1, 1.0, 256)], 0.99), "good"),
         (judge.stale_finding([Drift(16, 0.8, 256), Drift(1, 1.0, 256)], 0.99), "watch"),
         (judge.stale_finding([Drift(16, 0.2, 256), Drift(1, 1.0, 256)], 0.0), "bad"),
@@ -47,9 +50,11 @@ def leak(gap, error=0.004, most=None):
         (judge.negatives_finding(0.01, 6.5, 65_536, 10_000), "watch"),
         (judge.negatives_finding(0.2, 0.1, 4096, 60_000), "watch"),
         (judge.negatives_finding(0.5, 0.1, 4096, 60_000), "bad"),
-        (judge.duplicates_finding(0.0, 2000), "good"),
-        (judge.duplicates_finding(0.1, 2000), "watch"),
-        (judge.duplicates_finding(0.5, 2000), "bad"),
+        (judge.duplicates_finding(0.0, 0.05, 2000), "good"),
+        (judge.duplicates_finding(0.1, 0.0, 2000), "watch"),
+        (judge.duplicates_finding(0.0, 0.2, 2000), "watch"),
+        (judge.duplicates_finding(0.0, 0.9, 2000), "watch"),  # alike is not the same
+        (judge.duplicates_finding(0.5, 0.0, 2000), "bad"),
         (judge.temperature_finding(0.5, 0.1), "good"),
         (judge.temperature_finding(0.01, 10), "watch"),
         (judge.temperature_finding(1.0, 0.001), "watch"),
@@ -80,8 +85,11 @@ def test_the_worst_verdict_counts():
 
 
 def test_advice_says_what_to_set():
-    unsplit = judge.leak_finding(leak(0.1), 2.3, 8.3, shuffled=False, groups=1)
-    split = judge.leak_finding(leak(0.1), 2.3, 8.3, shuffled=False, groups=8)
+    unsplit = judge.leak_finding(leak(0.2), 8.3, shuffled=False, groups=1)
+    split = judge.leak_finding(leak(0.2), 8.3, shuffled=False, groups=8)
+    small = judge.leak_finding(leak(0.1), 8.3, shuffled=False, groups=1)
+    assert "nothing for a short training" in small.advice
+    assert "1.7%" in small.reason
     assert "--bn-groups 8 --shuffle-bn true" in unsplit.advice
     assert split.advice == "train with --shuffle-bn true"
     assert "--momentum 0.9975" in judge.stale_finding([Drift(16, 0.3, 256)], 0.99).advice

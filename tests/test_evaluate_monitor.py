@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from moco.contrast.method import Method
 from moco.data import fashion
 from moco.data.sources import ArraySource
 from moco.evaluate.monitor import make_monitor
@@ -18,6 +19,10 @@ CPU = torch.device("cpu")
 def settings(source, **given):
     given = {"recipe": "small", "base_width": 8, "batch_size": 32, "device": "cpu", "precision": "fp32"} | given
     return resolve(pretrain_settings(**given), source, Processes(0, 1, CPU))
+
+
+def seen_by(backbone):
+    return Method(backbone, None)
 
 
 class Pixels(nn.Module):
@@ -44,18 +49,18 @@ def source():
 
 def test_knn_leaves_each_picture_out_of_its_own_vote(source):
     check = make_monitor(source, settings(source, monitor="knn"), CPU)
-    assert 0.6 < check(Pixels())["knn_accuracy"] < 0.85
-    assert check(Blind())["knn_accuracy"] < 0.2
+    assert 0.6 < check(seen_by(Pixels()))["knn_accuracy"] < 0.85
+    assert check(seen_by(Blind()))["knn_accuracy"] < 0.2
 
 
 def test_retrieval_tells_seeing_from_blind(source):
     check = make_monitor(source, settings(source, monitor="retrieval"), CPU)
-    seeing, blind = check(Pixels()), check(Blind())
+    seeing, blind = check(seen_by(Pixels())), check(seen_by(Blind()))
     assert seeing["retrieval"] > 5 / 512
     assert blind["retrieval"] < 5 / 512
     assert seeing["alignment"] < blind["alignment"]
     assert blind["effective_rank"] > 10
-    assert check(Pixels()) == seeing
+    assert check(seen_by(Pixels())) == seeing
 
 
 def test_no_more_pictures_than_asked_for(source):
@@ -66,7 +71,7 @@ def test_no_more_pictures_than_asked_for(source):
             seen.append(len(x))
             return super().forward(x)
 
-    make_monitor(source, settings(source, monitor="knn", monitor_images=100), CPU)(Counting())
+    make_monitor(source, settings(source, monitor="knn", monitor_images=100), CPU)(seen_by(Counting()))
     assert sum(seen) == 100
 
 
@@ -81,7 +86,7 @@ def test_pictures_marked_as_unlabelled_stay_out(source):
             seen.append(len(x))
             return super().forward(x)
 
-    assert 0.5 < make_monitor(half, settings(half, monitor="knn"), CPU)(Counting())["knn_accuracy"] < 0.85
+    assert 0.5 < make_monitor(half, settings(half, monitor="knn"), CPU)(seen_by(Counting()))["knn_accuracy"] < 0.85
     assert sum(seen) == 300
 
 
@@ -92,5 +97,5 @@ def test_none_checks_nothing(source):
 def test_fewer_pictures_than_a_batch_of_the_check():
     x = fashion.load()[0][:40]
     source = ArraySource(np.ascontiguousarray(x))
-    found = make_monitor(source, settings(source, monitor="retrieval", batch_size=8), CPU)(Pixels())
+    found = make_monitor(source, settings(source, monitor="retrieval", batch_size=8), CPU)(seen_by(Pixels()))
     assert 0 < found["retrieval"] <= 1

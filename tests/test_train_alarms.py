@@ -1,8 +1,18 @@
 """Warnings while training: when they come, and that each comes once."""
 
+import pytest
+
 from moco.train.alarms import Alarms
 
 GOOD = {"feature_spread": 0.9, "contrast_accuracy": 0.5, "loss": 5.0, "chance_loss": 8.3}
+
+
+CHECK = {"effective_rank": 30.0, "dead_dimensions": 0.0, "spread": 0.9, "random_cosine": 0.02}
+
+
+def heard_after(checks, **given):
+    alarms = Alarms(steps=1000, queue_steps=20, **given)
+    return [text for check in checks for text in alarms.check_epoch(CHECK | check)]
 
 
 def heard(lines):
@@ -39,3 +49,39 @@ def test_no_learning_after_some_epochs():
     assert heard(every_ten(200, loss=8.3)) == []
     (text,) = heard(every_ten(400, loss=8.3))
     assert "no learning" in text
+
+
+LEAKS = {"batch_leak": 0.1, "batch_leak_error": 0.01, "batch_leak_share": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "word"),
+    [
+        ({"effective_rank": 1.2}, {"effective_rank": 1.6}, "dimensional collapse"),
+        ({"dead_dimensions": 0.96}, {"dead_dimensions": 0.9}, "dimensional collapse"),
+        ({"random_cosine": 0.96}, {"random_cosine": 0.9}, "dimensional collapse"),
+        ({"oldest_key_cosine": 0.5}, {"oldest_key_cosine": 0.7}, "stale keys"),
+    ],
+)
+def test_checks_that_are_bad_twice_in_a_row_are_said_once(bad, good, word):
+    (text,) = heard_after([bad] * 4)
+    assert word in text
+    assert "--" in text
+    assert heard_after([bad, good, bad, good]) == []
+    # A check without the figure says nothing, good or bad.
+    assert len(heard_after([bad, {}, bad] if word == "stale keys" else [bad, bad])) == 1
+
+
+def test_a_leak_is_said_at_once_where_it_is_sure_and_large():
+    (text,) = heard_after([LEAKS, LEAKS])
+    assert "5.0%" in text
+    assert "--shuffle-bn true" in text
+    assert heard_after([LEAKS | {"batch_leak_share": 0.02}]) == []
+    assert heard_after([LEAKS | {"batch_leak_error": 0.03}]) == []  # three standard errors
+    assert heard_after([{"batch_leak": 0.1, "batch_leak_error": 0.01}]) == []  # nothing is learned yet
+    assert heard_after([LEAKS], shuffled=True) == []
+
+
+def test_good_checks_say_nothing():
+    assert heard_after([{}] * 5 + [{"batch_leak": 0.0, "batch_leak_error": 0.01, "batch_leak_share": 0.0}]) == []
+    assert Alarms(steps=10, queue_steps=1).check_epoch({"knn_accuracy": 0.5}) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -20,7 +21,13 @@ def to_rst(lines: list[str]) -> list[str]:
 
 
 def _inline(text: str) -> str:
-    return re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text).replace("|", "\\|")
+    parts = re.split(r"(?<!`)`([^`]+)`(?!`)", text)  # text, code, text, …
+    words = (re.sub(r"(\w)_(?!\w)", r"\1\\_", part).replace("|", "\\|") for part in parts[::2])
+    return "".join(
+        part
+        for pair in itertools.zip_longest(words, (f"``{code}``" for code in parts[1::2]), fillvalue="")
+        for part in pair
+    )
 
 
 def _row(line: str, first: bool) -> list[str]:

@@ -118,23 +118,23 @@ def _words_of(values: dict[str, Any]) -> str:
     return ", ".join(f"`{name} {_shown(value)}`" for name, value in values.items()) or "nothing"
 
 
-def errors(modules: list[str]) -> Iterator[str]:
-    """The messages of these files (a folder ends in /); of all that no page names, for `rest`."""
-    found = messages(ROOT / "src" / "moco")
-    if modules == ["rest"]:
-        page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-        named = [name for mark in MARK.finditer(page) if mark[1] == "errors" for name in mark[2].split()]
-        chosen = [message for message in found if not _is_of(message.module, named)]
-    else:
-        chosen = [message for message in found if _is_of(message.module, modules)]
-    lines = dict.fromkeys(f"- ``{m.text.strip()}``{f' ({m.kind})' if m.kind else ''}" for m in chosen)
-    yield from lines
-    yield ""
+def errors(places: list[str]) -> Iterator[str]:
+    """The messages of these files, and of folders (ending in /) but for files named elsewhere; `rest`: of no place."""
+    named = _named_places()
+    chosen = [m for m in messages(ROOT / "src" / "moco") if (_place(m.module, named) or "rest") in places]
+    for text, kind in dict.fromkeys((message.text.strip(), message.kind) for message in chosen):
+        yield f"- ``{text}``{f' ({kind})' if kind else ''}"
+    yield "" if chosen else "Nothing."
 
 
-def _is_of(module: str, names: list[str]) -> bool:
-    """Whether a file is meant: by its own name, or by its folder where no other name is nearer."""
-    return module in names or any(name.endswith("/") and module.startswith(name) for name in names)
+def _named_places() -> list[str]:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    return [name for mark in MARK.finditer(page) if mark[1] == "errors" for name in mark[2].split()]
+
+
+def _place(module: str, named: list[str]) -> str | None:
+    """The name on the page that a file belongs to: its own, or else that of its folder."""
+    return module if module in named else next((n for n in named if n[-1] == "/" and module.startswith(n)), None)
 
 
 def api(_: list[str]) -> Iterator[str]:

@@ -208,6 +208,56 @@ class ReportSettings(InspectSettings, LabelSettings):
     every: float = Field(60.0, gt=0, description="seconds between two times of --watch")
 
 
+class DetectSettings(InspectSettings):
+    """Detection"""
+
+    data: str = Field(
+        "",
+        description="marked pictures to learn from: coco:FILE.json (pictures beside it, in images/, or in a folder of "
+        "its name) or voc:FOLDER/PART, such as voc:VOC2007/trainval; several joined by a comma",
+    )
+    test: str = Field("", description="marked pictures to test on (default: a part of the data is set aside)")
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="part of the pictures that is set aside where no test pictures are given"
+    )
+    empty: bool = Field(False, description="learn from pictures without any object, too")
+    masks: Literal["auto", "yes", "no"] = Field(
+        "auto", description="Mask R-CNN instead of Faster R-CNN; auto: where every object has a mask"
+    )
+    norm: Literal["sync", "frozen"] = Field(
+        "sync", description="batch norm: it learns, in the pyramid too (as in MoCo v1); or the run's own, frozen"
+    )
+    iterations: Auto | Count = Field(
+        "auto", description="optimiser steps; auto: 12 passes over the pictures (COCO's 1x), at least 1,000"
+    )
+    batch_size: Count = Field(16, description="pictures per step")
+    lr: Auto | Annotated[float, Field(gt=0)] = Field(
+        "auto", description="learning rate; auto: 0.02 at a batch of 16, in proportion for others"
+    )
+    warmup: Auto | Annotated[int, Field(ge=0)] = Field(
+        "auto", description="steps in which the rate rises; auto: 1,000, and never more than a tenth of all"
+    )
+    drops: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (0.6667, 0.8889), description="parts of the training after which the rate is divided by 10"
+    )
+    weight_decay: float = Field(1e-4, ge=0, description="none on batch norm")
+    size: Auto | Count = Field(
+        "auto", description="shorter side of a picture in pixels; auto: 800, or that of the pictures below 320"
+    )
+    size_range: float = Field(
+        0.8, gt=0, le=1, description="in training it is drawn from this part of it up to all of it"
+    )
+    baseline: bool = Field(True, description="train the same detector from random weights as well, in the same way")
+    supervised: str = Field(
+        "", description="and from supervised weights: a file, or timm for its published ones that are on this machine"
+    )
+    trust_pickle: bool = Field(
+        False, description="let Python make the objects in that file, which can run any program: for files of your own"
+    )
+    seeds: Count = Field(3, description="trainings of each, with the seeds S, S + 1, …; mean and standard deviation")
+    save_every: Count = Field(500, description="steps between checkpoints; the same command goes on there")
+
+
 TASKS: dict[str, type[EvaluationSettings]] = {
     "knn": KnnSettings,
     "linear": LinearSettings,

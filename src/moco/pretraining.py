@@ -227,10 +227,9 @@ def _train(
 ) -> Run:
     torch.set_num_threads(settings.threads)
     run = Run(settings.out)
-    monitor = make_monitor(source, settings, own.device)
-    job = Job(
-        settings, model, build_stream(settings, source, own, view), run, own, monitor, console, callbacks=callbacks
-    )
+    stream = build_stream(settings, source, own, view)
+    monitor = make_monitor(source, settings, own.device, stream)
+    job = Job(settings, model, stream, run, own, monitor, console, callbacks=callbacks)
     with _alone(run) if own.main else contextlib.nullcontext() as job.lock:
         if run.checkpoints():
             job.restore(run.load())

@@ -8,7 +8,7 @@ from typing import Any
 
 from moco.cli.parsing import Given, Output, Parser, add_inspection, add_output, leaf
 from moco.errors import UserError
-from moco.evaluation_settings import TASKS, HealthSettings, ReportSettings
+from moco.evaluation_settings import TASKS, DetectSettings, HealthSettings, ReportSettings
 from moco.options import add_options
 from moco.settings import PretrainSettings, nearest
 
@@ -19,10 +19,11 @@ TASK_HELP = {
     "finetune": "the whole network learns from labels, beside training from scratch",
     "retrieval": "are the nearest pictures of the same label, or the same picture?",
 }
+EVALUATIONS = (*TASKS, "detect")
 
 
 def _add_eval(verbs: Any, arguments: list[str]) -> None:
-    usage = "moco eval knn|linear|fewshot|finetune|retrieval RUN [DATA] [--test DATA] [--OPTION VALUE ...]"
+    usage = "moco eval knn|linear|fewshot|finetune|retrieval|detect RUN [DATA] [--test DATA] [--OPTION VALUE ...]"
     parser = leaf(
         verbs,
         "eval",
@@ -32,17 +33,18 @@ def _add_eval(verbs: Any, arguments: list[str]) -> None:
         description="Evaluate a run (a folder, a checkpoint in one, or the name of a timm model) on labelled pictures.",
         epilog="example:\n  moco eval linear runs/first photos/ --test more-photos/\n",
     )
-    tasks = parser.add_subparsers(dest="task", metavar="|".join(TASKS), parser_class=Parser)
+    tasks = parser.add_subparsers(dest="task", metavar="|".join(EVALUATIONS), parser_class=Parser)
     for task, kind in TASKS.items():
         add_inspection(
-            tasks, task, _evaluating(task), kind, help=TASK_HELP[task], usage=usage.replace("|".join(TASKS), task)
+            tasks, task, _evaluating(task), kind, help=TASK_HELP[task], usage=usage.replace("|".join(EVALUATIONS), task)
         )
-    if len(arguments) > 1 and arguments[0] == "eval" and arguments[1] not in TASKS and arguments[1][:1] != "-":
-        raise UserError(f"unknown evaluation {arguments[1]!r}{nearest(arguments[1], TASKS)} (see moco eval --help)")
+    _add_detect(tasks)
+    if len(arguments) > 1 and arguments[0] == "eval" and arguments[1] not in EVALUATIONS and arguments[1][:1] != "-":
+        raise UserError(f"unknown evaluation {arguments[1]!r}{nearest(arguments[1], EVALUATIONS)} (see moco eval --help)")
 
 
 def _no_task(given: Given) -> int:
-    raise UserError(f"name an evaluation: moco eval {'|'.join(TASKS)} RUN [DATA] (see moco eval --help)")
+    raise UserError(f"name an evaluation: moco eval {'|'.join(EVALUATIONS)} RUN [DATA] (see moco eval --help)")
 
 
 def _evaluating(task: str) -> Callable[[Given], int]:
@@ -54,6 +56,30 @@ def _evaluating(task: str) -> Callable[[Given], int]:
         return 0
 
     return run
+
+
+def _add_detect(tasks: Any) -> None:
+    parser = leaf(
+        tasks,
+        "detect",
+        _detect,
+        help="object detection and segmentation, beside random and supervised weights",
+        usage="moco eval detect RUN --data coco:FILE.json|voc:FOLDER/PART [--test …] [--OPTION VALUE ...]",
+        description="Train Faster R-CNN or Mask R-CNN from the run's backbone, and the same from random weights.\n"
+        "AP of boxes and masks. Stopped, the same command goes on.",
+        epilog="example:\n  moco eval detect runs/first --data voc:VOC2007/trainval --test voc:VOC2007/test\n",
+    )
+    parser.add_argument("subject", metavar="RUN", help="run folder, or a checkpoint in one")
+    add_output(parser)
+    add_options(parser, DetectSettings, defaults={})
+
+
+def _detect(given: Given) -> int:
+    from moco.detection import detect
+
+    with Output(given) as output:
+        output.result = detect(given.pop("subject"), **given).details
+    return 0
 
 
 def _add_health(verbs: Any, arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that train: pretrain, resume, bench, compare, ablate, demo."""
+"""The verbs that train: pretrain, resume, bench, compare, ablate, tune, demo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from moco.cli.parsing import Given, Output, add_data, add_nproc, add_output, add_quiet, add_training_options, leaf
-from moco.comparing.plan import ABLATIONS
+from moco.comparing.plan import ABLATIONS, SEARCHED
 from moco.errors import UserError
 from moco.options import add_options
 from moco.recipes import METHODS
@@ -190,4 +190,30 @@ def _add_side_by_side(parser: argparse.ArgumentParser, arguments: list[str]) -> 
     add_training_options(parser, arguments)
 
 
-VERBS = (_add_pretrain, _add_resume, _add_bench, _add_compare, _add_ablate, _add_demo)
+def _add_tune(verbs: Any, arguments: list[str]) -> None:
+    parser = leaf(
+        verbs,
+        "tune",
+        _tune,
+        help="search rate, temperature, momentum and crops; trials that fall behind are ended early",
+        usage="moco tune DATA [--over NAME ...] [--trials N] [--epochs N] [--SETTING VALUE ...]",
+        description="Search settings by successive halving, judged by kNN where there are labels, else by whether two\n"
+        "views of a picture find each other. The same command goes on where it was interrupted.",
+        epilog="example:\n  moco tune photos/ --recipe small --epochs 9 --trials 30 --out runs/search\n",
+    )
+    add_data(parser)
+    parser.add_argument("--over", nargs="+", metavar="NAME", help=f"{', '.join(SEARCHED)} (default: the first four)")
+    parser.add_argument("--trials", type=int, metavar="N", help="trainings in all (default: 20)")
+    add_training_options(parser, arguments)
+
+
+def _tune(given: Given) -> int:
+    from moco.comparing.tuning import tune
+
+    if "over" in given:
+        given["over"] = tuple(name.replace("-", "_") for name in given["over"])
+    tune(given.pop("data", ""), **given)
+    return 0
+
+
+VERBS = (_add_pretrain, _add_resume, _add_bench, _add_compare, _add_ablate, _add_tune, _add_demo)

@@ -91,3 +91,37 @@ def ablated(over: Sequence[str], values: Sequence[Any] = ()) -> list[Row]:
     if len(over) != 1 or over[0] not in settings:
         raise UserError(f"--values goes with one of --over {', '.join(settings)}")
     return [Row(f"{over[0]} {value}", {settings[over[0]]: value}) for value in values]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """How a setting is searched. low, high: of the number that is drawn. kind: log
+    (evenly by its logarithm), slow (the same for 1 − m) or crop (evenly; the smallest share that a crop takes).
+    name: of the number in the trials."""
+
+    low: float
+    high: float
+    kind: str = "log"
+    name: str = ""
+
+    def suggested(self, trial: Any) -> Any:
+        """A value from an Optuna trial, as the setting takes it."""
+        trial.suggest_float(self.name, self.low, self.high, log=self.kind in ("log", "slow"))
+        return self.setting(trial.params)
+
+    def setting(self, drawn: Mapping[str, float]) -> Any:
+        """The setting that a drawn number stands for."""
+        number = float(f"{drawn[self.name]:.3g}")
+        if self.kind == "slow":
+            return round(1 - number, 6)
+        return (number, 1.0) if self.kind == "crop" else number
+
+
+# The ranges reach a factor of about five to either side of the papers' values.
+SEARCHED: dict[str, Searched] = {
+    "learning_rate": Searched(0.006, 0.5, name="learning_rate"),
+    "temperature": Searched(0.05, 0.5, name="temperature"),
+    "momentum": Searched(0.0005, 0.2, "slow", name="one_minus_momentum"),
+    "crop_scale": Searched(0.08, 0.8, "crop", name="crop_scale_low"),
+    "weight_decay": Searched(1e-6, 5e-3, name="weight_decay"),
+}

@@ -152,6 +152,12 @@ class ViewStream:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_loader": None}  # what a copy, and so a spawned worker, receives
 
+    def whole(self) -> ViewStream:
+        """The same stream with the rows of all processes, made in this one; pictures in memory are shared."""
+        copied = copy.copy(self)
+        copied.rows, copied._loader, copied._steps = slice(0, self.batch_size), None, _Steps()
+        return copied
+
     def ids(self, step: int) -> Array:
         """Numbers of the pictures of this process in a step, (n,) int64."""
         epoch, within = divmod(step, self.steps_per_epoch)

@@ -69,7 +69,8 @@ def encode_pairs(
 
     groups: parts in which a batch is normalised; shuffled: whether keys are shuffled between them. `shared` keys have
     the same mates in their group as their query; `fresh` ones get mates from all other batches, `draws` times;
-    `running` ones are normalised with the running statistics. Raises UserError for fewer than two batches: no mates to exchange.
+    `running` ones are normalised with the running statistics. Raises UserError for fewer than two batches: no mates to
+    exchange.
     """
     if len(pairs.key) < 2:
         raise UserError("two batches or more are needed to tell what keys know of their batch")

@@ -9,6 +9,8 @@ from moco.train.run import Run
 
 # Figures of a training line; whatever else stands in a line beside step and epoch is a check.
 TRAINING = ("loss", "chance_loss", "contrast_accuracy", "positive_similarity", "negative_similarity", "feature_spread")
+LARGE_CHECKS = ("effective_rank", "oldest_key_age", "uniformity")
+"""Checks that are not drawn: beside them, those between 0 and 1 would be flat lines."""
 LARGEST = 1e9
 """Beyond it nothing is drawn, as with what is no number."""
 
@@ -40,7 +42,7 @@ def draw_curves(run: Run) -> Path:
     similarity.set(title="similarities and spread", xlabel="epoch")
     similarity.legend(fontsize=8)
 
-    names = sorted({name for line in checks for name in line if name not in ("step", "epoch")})
+    names = sorted({name for line in checks for name in line if name not in ("step", "epoch", *LARGE_CHECKS)})
     for name in names:
         _curve(check, checks, name, None, label=name.replace("_", " "), marker="o", markersize=3)
     check.set(title="checks after epochs" if names else "no checks (monitor none)", xlabel="epoch")

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 from rich.console import Console
-from torch import nn
 
 from moco.contrast.method import Method
 from moco.data.bad_files import BadFiles
@@ -25,7 +24,7 @@ from moco.train.parallel import Processes
 from moco.train.run import SKIPPED, Run
 from moco.train.window import Window
 
-Monitor = Callable[[nn.Module], dict[str, float]]
+Monitor = Callable[[Method], dict[str, float]]
 
 
 class Writer(Protocol):
@@ -48,8 +47,8 @@ class Job:
     run: Run
     processes: Processes
     monitor: Monitor | None
-    """Checks the query backbone after an epoch: names and values to write down. Called on all processes, to share
-    the work; only the main one gets values."""
+    """Checks the model after an epoch, and leaves it as it is: names and values to write down. Called on all processes,
+    to share the work; only the main one gets values."""
     console: Console | None
     writer: Writer | None = None
     lock: RunLock | None = None

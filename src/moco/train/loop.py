@@ -52,7 +52,7 @@ def train(job: Job) -> None:
     display = ProgressDisplay(
         job.console, first_step=job.first_step, steps=steps, steps_per_epoch=per_epoch, epochs=settings.epochs
     )
-    alarms = Alarms(steps=steps, queue_steps=_queue_steps(settings))
+    alarms = Alarms(steps=steps, queue_steps=_queue_steps(settings), shuffled=settings.shuffle_bn)
     bad_steps, clock, waiting = BadSteps(job), SaveClock(settings, per_epoch), Waiting(job.processes.device)
     done, stopping = job.first_step, GO_ON
     job.model.train()
@@ -87,7 +87,7 @@ def train(job: Job) -> None:
             _call(job.callbacks.step, job, done, line or NOTHING)
             best = False
             if end_of_epoch and line is not None:
-                checks = _check(job, done // per_epoch, done)
+                checks = _check(job, alarms, done // per_epoch, done)
                 best = job.run.is_best(checks) if checks else False
                 display.epoch(done // per_epoch, line, checks)
                 _call(job.callbacks.epoch, job, done, {**line, **checks})
@@ -234,20 +234,25 @@ def _write_curves(job: Job, line: dict[str, float]) -> None:
 
 def _warn(job: Job, alarms: Alarms, line: dict[str, float]) -> None:
     if "loss" in line and job.processes.main:
-        for alarm in alarms.check(line):
-            job.say(f"warning: {alarm}")
-            job.run.warn(int(line["step"]), alarm)
+        _say_and_note(job, int(line["step"]), alarms.check(line))
 
 
-def _check(job: Job, epoch: int, step: int) -> dict[str, float]:
+def _say_and_note(job: Job, step: int, warnings: list[str]) -> None:
+    for warning in warnings:
+        job.say(f"warning: {warning}")
+        job.run.warn(step, warning)
+
+
+def _check(job: Job, alarms: Alarms, epoch: int, step: int) -> dict[str, float]:
     last = epoch == job.settings.epochs
     due = last or epoch % job.settings.monitor_every == 0
     if job.monitor is None or not due:
         return {}
     job.processes.at(f"in the check after step {step}")
-    checks = job.monitor(job.model.backbone)
+    checks = job.monitor(job.model)
     if checks:
         _write_line(job, {"step": step, "epoch": float(epoch), **checks})
+        _say_and_note(job, step, alarms.check_epoch(checks))
     return checks
 
 

@@ -11,6 +11,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+CHECKS = ("knn_accuracy", "retrieval", "effective_rank")
+"""What the line of an epoch shows of a check; the rest is in the files."""
+
 
 class ProgressDisplay:
     """Shows how far a run is. `console` None shows nothing (processes other than the first)."""
@@ -60,7 +63,7 @@ class ProgressDisplay:
         """An epoch is over: one line that stays."""
         if self._console is None:
             return
-        found = "".join(f" · {name} {value:.3f}" for name, value in checks.items())
+        found = "".join(f" · {name} {checks[name]:.3f}" for name in CHECKS if name in checks)
         left = self._steps - epoch * self._steps_per_epoch
         eta = (time.monotonic() - self._began) / max(epoch * self._steps_per_epoch - self._first, 1) * left
         tail = f" · {duration(eta)} left" if left else ""
