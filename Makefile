@@ -9,7 +9,7 @@ PYTEST_WORKERS ?= auto
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint types format clean
+.PHONY: demo test lint types format docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/moco demo
@@ -28,6 +28,9 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build -E -W --keep-going -b html docs docs/_build/html
+
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "moco needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
@@ -42,5 +45,9 @@ $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
 	$(PIP) install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: $(VENV)/.torch pyproject.toml
+	$(PIP) install --quiet --editable '.[docs]'
+	@touch $@ $(VENV)/.installed
+
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

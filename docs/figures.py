@@ -71,7 +71,7 @@ def momentum() -> None:
     steps = 300
     noise = np.random.default_rng(1).normal(size=steps)
     wanted = 1 - np.exp(-np.arange(steps) / 80)
-    fast = wanted + 0.18 * np.convolve(noise, np.ones(6) / 6, mode="same")
+    fast = wanted + 0.15 * np.convolve(noise, np.ones(6) / 6, mode="same")
     figure, axes = plt.subplots(figsize=(6.4, 2.8))
     axes.plot(fast, color=GRAY, lw=0.9, label="θ_q, by gradient")
     for m, colour in ((0.9, ORANGE), (0.99, BLUE), (0.999, RED)):
@@ -84,7 +84,7 @@ def momentum() -> None:
             line.append(key.weight.item())
         axes.plot(line, color=colour, lw=1.6, label=f"θ_k, m = {m}")
     axes.set(xlabel="step", ylabel="one weight")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="upper left")
     _save(figure, "momentum")
 
 
@@ -103,7 +103,9 @@ def shuffling() -> None:
                       ha="center", fontsize=7.5)  # fmt: skip
         for place, picture in enumerate(placed):
             colour = "#9fc5e8" if picture < pictures // groups else "#f6d9a8"
-            axes.add_patch(plt.Rectangle((_x(place), -2 * row), 0.8, 0.7, facecolor=colour, edgecolor="#555555", lw=0.6))
+            axes.add_patch(
+                plt.Rectangle((_x(place), -2 * row), 0.8, 0.7, facecolor=colour, edgecolor="#555555", lw=0.6)
+            )
             axes.text(_x(place) + 0.4, -2 * row + 0.35, names[picture], ha="center", va="center")
         axes.text(-0.3, -2 * row + 0.35, title, ha="right", va="center")
     for place, picture in enumerate(order):
@@ -146,8 +148,8 @@ def train() -> None:
     for name, changed in TRAININGS.items():
         with tempfile.TemporaryDirectory() as folder:
             run = moco.pretrain(
-                pictures, recipe="small", base_width=8, epochs=8, batch_size=64, queue_size=1024, threads=1, precision="fp32",
-                monitor="none", save_every="none", tensorboard=False, out=f"{folder}/run", **changed,
+                pictures, recipe="small", base_width=8, epochs=8, batch_size=64, queue_size=1024, threads=1,
+                precision="fp32", monitor="none", save_every="none", tensorboard=False, out=f"{folder}/run", **changed,
             )  # fmt: skip
             lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
         lines = [line for line in lines if "loss" in line]

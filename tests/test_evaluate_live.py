@@ -6,6 +6,7 @@ from torch import nn
 
 import moco
 from moco.building import build_model
+from moco.contrast.own import know
 from moco.data import fashion
 from moco.data.loader import ViewStream
 from moco.data.sources import ArraySource
@@ -17,12 +18,33 @@ from moco.recipes import pretrain_settings
 from moco.resolve import resolve
 from moco.train.parallel import Processes
 
+
+class Small(nn.Module):
+    """A backbone with batch norm that draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 CPU = torch.device("cpu")
 SOURCE = ArraySource(*(array[:400] for array in fashion.load()[:2]))
 GIVEN = {
-    "recipe": "small", "base_width": 8, "batch_size": 32, "queue_size": 96, "image_size": 16, "device": "cpu",
+    "recipe": "small", "backbone": know(Small), "batch_size": 32, "queue_size": 96, "image_size": 16, "device": "cpu",
     "precision": "fp32", "threads": 1, "epochs": 10, "bn_groups": 2, "shuffle_bn": True,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def at_every_check(monkeypatch):
+    monkeypatch.setattr(live, "SHARE", 1e9)
 
 
 def settings(**given):
@@ -43,7 +65,8 @@ def trained(asked, steps):
     for step in range(steps):
         batch = stream.batch(step)
         model.begin_step(step / 100)
-        for query, key, ids in zip(*(rows.chunk(asked.accumulate) for rows in (batch.query, batch.key, batch.ids))):
+        pieces = (rows.chunk(asked.accumulate) for rows in (batch.query, batch.key, batch.ids))
+        for query, key, ids in zip(*pieces, strict=True):
             model(*(normalize(view, asked.mean, asked.std) for view in (query, key)), ids).loss.backward()
         solver.step()
         solver.zero_grad()
@@ -51,35 +74,18 @@ def trained(asked, steps):
     return model
 
 
-class Dropping(nn.Module):
-    """A backbone with batch norm that draws random numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-        )  # fmt: skip
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 @pytest.mark.parametrize("kind", ["knn", "retrieval"])
 @pytest.mark.parametrize("dropping", [False, True])
 def test_a_check_leaves_every_byte_as_it_was(kind, dropping):
     asked = settings(monitor=kind, symmetric=dropping, accumulate=2, bn_groups=2)
     model = trained(asked, 12)
-    if dropping:
-        model.query_encoder.backbone = Dropping()
-        model.key_encoder.backbone = Dropping()
-        for encoder in (model.query_encoder, model.key_encoder):
-            encoder.head = nn.Linear(32, 128)
-        model.train()
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.2 * dropping
     model.query_encoder.head.eval()  # a part that somebody keeps frozen
     before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     modes, numbers, own = [m.training for m in model.modules()], torch.get_rng_state(), model._generator.get_state()
-    figures = make_monitor(SOURCE, asked, CPU, stream_of(asked))(model.train(model.training))
+    figures = make_monitor(SOURCE, asked, CPU, stream_of(asked))(model)
     assert {"batch_leak", "oldest_key_cosine", "effective_rank"} <= set(figures)
     after = model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
@@ -115,7 +121,8 @@ def test_small_groups_leak_and_shuffling_them_less(monkeypatch):
     assert leaks[False].get("batch_leak_share", 1) > 0.025
 
 
-def test_looks_take_a_small_part_of_an_epoch():
+def test_looks_take_a_small_part_of_an_epoch(monkeypatch):
+    monkeypatch.setattr(live, "SHARE", 0.03)
     short, long = settings(), settings()
     probes = make_probes(build_model(short), short, stream_of(short), CPU)
     # 256 pictures four times and 32 once, of which four are a step's: 264 pictures, of 384 in an epoch.
@@ -164,8 +171,7 @@ def test_views_of_the_user_and_encoders_that_talk_are_left_alone():
     assert make_probes(talking, asked, stream_of(asked), CPU) is None
 
 
-def test_a_training_is_the_same_with_and_without_looks(tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "SHARE", 1e9)
+def test_a_training_is_the_same_with_and_without_looks(tmp_path):
     given = GIVEN | {"epochs": 3, "quiet": True, "tensorboard": False, "batch_size": 64, "log_every": 2}
     x, y = (array[:192] for array in fashion.load()[:2])
     plain = moco.pretrain(x, out=str(tmp_path / "plain"), monitor="none", **given)
@@ -173,4 +179,5 @@ def test_a_training_is_the_same_with_and_without_looks(tmp_path, monkeypatch):
     assert sum("batch_leak" in line for line in looked.metrics()) == 3
     one, other = plain.load(), looked.load()
     for name, value in one["model"].items():
-        assert torch.equal(value, other["model"][name]) if isinstance(value, torch.Tensor) else value == other["model"]
+        found = other["model"][name]
+        assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found, name

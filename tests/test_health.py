@@ -1,10 +1,12 @@
 """`moco health` on real runs: a sound one, one that leaks, one that collapsed, one whose weights are no numbers."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import moco
 from moco.data import fashion
@@ -12,13 +14,13 @@ from moco.errors import UserError
 from moco.health import health
 
 
-def pretrain(out, **given):
+def pretrain(out, pictures=None, **given):
     given = {
         "recipe": "small", "base_width": 8, "image_size": 16, "epochs": 4, "batch_size": 64, "queue_size": 1024,
         "seed": 1, "out": str(out), "quiet": True, "monitor": "none", "tensorboard": False, "device": "cpu",
         "precision": "fp32", "threads": 1,
     } | given  # fmt: skip
-    return moco.pretrain(fashion.load()[0][:2048], **given)
+    return moco.pretrain(fashion.load()[0][:2048] if pictures is None else pictures, **given)
 
 
 def verdicts(found):
@@ -122,7 +124,76 @@ def test_duplicates_are_found(proper, pictures):
     found = health(proper, double, quiet=True, images=256)
     duplicates = next(finding for finding in found.findings if finding.name == "duplicates")
     assert duplicates.figures["duplicates"] == pytest.approx(0.5, abs=0.001)
+    assert duplicates.figures["near_duplicates"] < 0.1
     assert duplicates.verdict == "bad"
+
+
+def test_near_duplicates_are_found(proper, pictures):
+    alike = pictures.copy()
+    alike[1024:1536] = pictures[:512] // 8 * 8 + 4  # coarser levels: equal nowhere, and the same to the eye
+    found = health(proper, alike, quiet=True, images=256)
+    duplicates = next(finding for finding in found.findings if finding.name == "duplicates")
+    assert duplicates.figures["duplicates"] < 0.01
+    assert duplicates.figures["near_duplicates"] > 0.45
+    assert duplicates.verdict == "watch"
+    assert "moco check" in duplicates.advice
+
+
+class Small(nn.Module):
+    """A backbone of a moment."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(3), nn.Flatten()
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+KINDS = {
+    "simclr": {"recipe": "simclr"},
+    "byol": {"recipe": "byol"},
+    "swav": {"recipe": "swav", "prototypes": 32, "queue_size": 128},
+    "cpc": {"recipe": "cpc"},
+    "in-batch": {"dictionary": "in-batch", "key_encoder": "learned", "bn_groups": 1, "shuffle_bn": False},
+    "memory-bank": {"dictionary": "memory-bank", "bn_groups": 1, "shuffle_bn": False, "queue_size": 256},
+}
+SEEN = {"rank", "duplicates", "augmentation", "data wait"}
+COMPARED = SEEN | {"spread", "alignment", "loss", "batch norm leak", "negatives", "temperature"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_method_and_dictionary_is_looked_at(kind, pictures, tmp_path):
+    given = {"backbone": Small, "epochs": 3, "queue_size": 96, "learning_rate": 0.05} | KINDS[kind]
+    run = pretrain(tmp_path / "run", pictures[:512], **given)
+    own = health(run, pictures[:512], quiet=True)
+    others = health(run, pictures[1024:1280], quiet=True)
+    wanted = (
+        COMPARED
+        if kind in ("in-batch", "memory-bank")
+        else SEEN | (set() if kind == "cpc" else {"spread", "alignment"})
+    )
+    for found in (own, others):
+        assert set(verdicts(found)) == wanted
+        assert verdicts(found)["spread" if "spread" in wanted else "rank"] != "bad"
+        for finding in found.findings:
+            assert all(math.isfinite(value) for value in finding.figures.values()), finding
+    if "loss" not in wanted:
+        assert any("MoCo only" in note for note in own.notes)
+        return
+    for found in (own, others):
+        figures = {finding.name: finding.figures for finding in found.findings}
+        # With other pictures all keys are of strangers, and are met.
+        assert 0 < figures["loss"]["loss"] < 1.05 * figures["loss"]["chance_loss"]
+        assert figures["negatives"]["own_keys"] == 0
+        assert figures["temperature"]["hardest"] > 0
+    chance = next(finding for finding in others.findings if finding.name == "loss").figures["chance_loss"]
+    assert chance == pytest.approx(math.log(64 if kind == "in-batch" else 257))
+    leak = next(finding for finding in own.findings if finding.name == "batch norm leak")
+    assert ("earlier steps" in leak.reason) == (kind == "memory-bank")
+    assert leak.verdict != "bad"  # the keys that a query meets share its batch as much as the positive does
 
 
 @pytest.mark.parametrize(

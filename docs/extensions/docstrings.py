@@ -34,7 +34,7 @@ def _row(line: str, first: bool) -> list[str]:
     cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
     if all(set(cell) <= set("-:") for cell in cells) and any(cells):
         return []
-    start = [".. list-table::", "   :header-rows: 1", ""] if first else []
+    start = ["", ".. list-table::", "   :header-rows: 1", ""] if first else []
     return start + [f"   {'* ' if number == 0 else '  '}- {_inline(cell)}" for number, cell in enumerate(cells)]
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from moco.settings import PretrainSettings
 
 if str(Path(__file__).parent) not in sys.path:
     sys.path.insert(0, str(Path(__file__).parent))
-from messages import messages
+from messages import Message, messages
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^<!-- generated: (\w+)(.*?)-->$", re.MULTILINE)
@@ -121,12 +122,19 @@ def _words_of(values: dict[str, Any]) -> str:
 def errors(places: list[str]) -> Iterator[str]:
     """The messages of these files, and of folders (ending in /) but for files named elsewhere; `rest`: of no place."""
     named = _named_places()
-    chosen = [m for m in messages(ROOT / "src" / "moco") if (_place(m.module, named) or "rest") in places]
+    chosen = [m for m in all_messages() if (_place(m.module, named) or "rest") in places]
     for text, kind in dict.fromkeys((message.text.strip(), message.kind) for message in chosen):
         yield f"- ``{text}``{f' ({kind})' if kind else ''}"
     yield "" if chosen else "Nothing."
 
 
+@cache
+def all_messages() -> list[Message]:
+    """The messages of this program."""
+    return messages(ROOT / "src" / "moco")
+
+
+@cache
 def _named_places() -> list[str]:
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     return [name for mark in MARK.finditer(page) if mark[1] == "errors" for name in mark[2].split()]

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-KINDS = {"UserError": "", "NoImages": "", "ValueError": "Python", "TrainingError": "status 1", "Interrupted": "status 130"}
+KINDS = {
+    "UserError": "",
+    "NoImages": "",
+    "ValueError": "Python",
+    "TrainingError": "status 1",
+    "Interrupted": "status 130",
+}
 # Functions that put a message together, or warn: every sentence in them counts.
 SPEAKERS = {
     "train/alarms.py": ("_collapse", "_saturation", "_idle"),
@@ -69,9 +75,16 @@ class _File:
         for function in [self.tree, *(n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef))]:
             if getattr(function, "name", None) in SPEAKERS.get(self.module, ()):
                 for text in self._sentences(function):
-                    yield Message(text, "warning" if "alarms" in self.module else "status 1", self.module, function.lineno)
+                    yield Message(
+                        text, "warning" if "alarms" in self.module else "status 1", self.module, function.lineno
+                    )
             for call in _own(function):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in KINDS and call.args:
+                if (
+                    isinstance(call, ast.Call)
+                    and isinstance(call.func, ast.Name)
+                    and call.func.id in KINDS
+                    and call.args
+                ):
                     for text in self._texts(call.args[0], function):
                         yield Message(text, KINDS[call.func.id], self.module, call.lineno)
 
@@ -79,8 +92,10 @@ class _File:
         inner = {id(part) for node in ast.walk(function) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
         docstring = ast.get_docstring(function, clean=False) if isinstance(function, ast.FunctionDef) else None
         for node in ast.walk(function):
-            if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and id(node) not in inner):
-                text = "".join(self._texts(node, function)) if not isinstance(getattr(node, "value", ""), (int, float)) else ""
+            whole = isinstance(node, ast.JoinedStr)
+            part = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner
+            if whole or part:
+                text = "".join(self._texts(node, function))
                 if len(text.split()) >= SENTENCE and text != docstring:
                     yield text
 
@@ -109,7 +124,9 @@ class _File:
                 return [GAP]
             case ast.Call(func=ast.Attribute(attr=name)) if name in SPEAKERS.get(self.module, ()):
                 return []
-        raise ValueError(f"{self.module}:{getattr(node, 'lineno', '?')}: a message that cannot be read: {ast.unparse(node)}")
+        raise ValueError(
+            f"{self.module}:{getattr(node, 'lineno', '?')}: a message that cannot be read: {ast.unparse(node)}"
+        )
 
     def _part(self, part: ast.AST) -> str:
         match part:
@@ -160,4 +177,6 @@ def _own(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name(function: ast.AST) -> str:
-    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    return (
+        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    )

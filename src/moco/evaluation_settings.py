@@ -241,6 +241,9 @@ class DetectSettings(InspectSettings):
         (0.6667, 0.8889), description="parts of the training after which the rate is divided by 10"
     )
     weight_decay: float = Field(1e-4, ge=0, description="none on batch norm")
+    rois: Count = Field(
+        512, description="proposals of a picture that the heads learn from; 64 suits small pictures on a CPU"
+    )
     size: Auto | Count = Field(
         "auto", description="shorter side of a picture in pixels; auto: 800, or that of the pictures below 320"
     )

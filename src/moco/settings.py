@@ -128,7 +128,7 @@ class ModelSettings(_Settings):
     init: str = Field(
         "",
         description="weights that the backbone starts from: timm (the published ones, where they are on this machine), "
-        "a run, or a file (.pt, .pth, .safetensors) of moco, the authors' code, lightly, solo-learn, torchvision or timm",
+        "a run, or a file (.pt, .pth, .safetensors) of moco, the authors, lightly, solo-learn, torchvision or timm",
     )
     allow_partial: bool = Field(False, description="init: take what fits, where not all of the weights do")
     trust_pickle: bool = Field(

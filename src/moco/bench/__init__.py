@@ -7,7 +7,6 @@ The job as a story: settings as `moco pretrain` has them → the parts, one afte
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

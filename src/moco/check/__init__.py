@@ -9,7 +9,6 @@ that fit → table, words, JSON, and a list of the good files.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator

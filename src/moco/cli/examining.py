@@ -33,14 +33,15 @@ def _add_eval(verbs: Any, arguments: list[str]) -> None:
         description="Evaluate a run (a folder, a checkpoint in one, or the name of a timm model) on labelled pictures.",
         epilog="example:\n  moco eval linear runs/first photos/ --test more-photos/\n",
     )
-    tasks = parser.add_subparsers(dest="task", metavar="|".join(EVALUATIONS), parser_class=Parser)
+    tasks = parser.add_subparsers(dest="task", prog="moco eval", metavar="|".join(EVALUATIONS), parser_class=Parser)
     for task, kind in TASKS.items():
         add_inspection(
             tasks, task, _evaluating(task), kind, help=TASK_HELP[task], usage=usage.replace("|".join(EVALUATIONS), task)
         )
     _add_detect(tasks)
     if len(arguments) > 1 and arguments[0] == "eval" and arguments[1] not in EVALUATIONS and arguments[1][:1] != "-":
-        raise UserError(f"unknown evaluation {arguments[1]!r}{nearest(arguments[1], EVALUATIONS)} (see moco eval --help)")
+        near = nearest(arguments[1], EVALUATIONS)
+        raise UserError(f"unknown evaluation {arguments[1]!r}{near} (see moco eval --help)")
 
 
 def _no_task(given: Given) -> int:

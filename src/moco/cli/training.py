@@ -204,6 +204,7 @@ def _add_tune(verbs: Any, arguments: list[str]) -> None:
     add_data(parser)
     parser.add_argument("--over", nargs="+", metavar="NAME", help=f"{', '.join(SEARCHED)} (default: the first four)")
     parser.add_argument("--trials", type=int, metavar="N", help="trainings in all (default: 20)")
+    add_output(parser)
     add_training_options(parser, arguments)
 
 
@@ -212,7 +213,8 @@ def _tune(given: Given) -> int:
 
     if "over" in given:
         given["over"] = tuple(name.replace("-", "_") for name in given["over"])
-    tune(given.pop("data", ""), **given)
+    with Output(given) as output:
+        output.result = asdict(tune(given.pop("data", ""), **given))
     return 0
 
 

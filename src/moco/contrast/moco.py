@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from moco.contrast.batchnorm import encode_in_groups, has_batchnorm, shuffle
 from moco.contrast.collectives import gather_rows, world_size
-from moco.contrast.dictionary import Dictionary, MemoryBank, Queue
+from moco.contrast.dictionary import Dictionary, InBatch, MemoryBank, Queue
 from moco.contrast.method import Method, cosine_momentum, feature_spread, follow
 from moco.contrast.method import StepOutput as StepOutput
 
@@ -29,6 +29,9 @@ class MomentumContrast(Method):
     | MoCo v3 | `InBatch` | "momentum", m rising to 1 (momentum_schedule "cosine") | predictor, symmetric, scaled |
     | end-to-end | `InBatch` | "learned": an encoder of its own, or "shared": the query encoder; both by gradient | |
     | memory bank | `MemoryBank` | none: keys are the bank's vectors, key_encoder does not matter | |
+
+    key_encoder may also be a module of another kind, which maps the second view to (N, C) and learns by gradient:
+    pictures as queries and captions as keys, say. Views need not be pictures: whatever the encoders take.
 
     predictor: a module behind the head, on the query's side only. temperature: τ. symmetric: each view is query and
     key in turn, and the two losses are averaged. scaled: each term times 2τ, and the two terms of the symmetric loss
@@ -54,7 +57,7 @@ class MomentumContrast(Method):
         head: nn.Module | None = None,
         *,
         dictionary: Dictionary,
-        key_encoder: Literal["momentum", "learned", "shared"] = "momentum",
+        key_encoder: Literal["momentum", "learned", "shared"] | nn.Module = "momentum",
         predictor: nn.Module | None = None,
         momentum: float = 0.999,
         momentum_schedule: Literal["constant", "cosine"] = "constant",
@@ -67,11 +70,18 @@ class MomentumContrast(Method):
     ) -> None:
         super().__init__(encoder, head, seed=seed)
         _check(self.query_encoder, momentum, temperature, bn_groups, shuffle_bn)
-        if key_encoder not in ("momentum", "learned", "shared"):
-            raise ValueError(f"key_encoder must be momentum, learned or shared, not {key_encoder!r}")
-        self.keys_from = "bank" if isinstance(dictionary, MemoryBank) else key_encoder
-        if self.keys_from in ("momentum", "learned"):
-            self.key_encoder = copy.deepcopy(self.query_encoder).requires_grad_(self.keys_from == "learned")
+        self.two_kinds = isinstance(key_encoder, nn.Module)
+        if isinstance(key_encoder, nn.Module):
+            if not isinstance(dictionary, InBatch):
+                raise ValueError("a key encoder of another kind learns by gradient, and so needs an InBatch dictionary")
+            self.keys_from = "learned"
+            self.key_encoder = key_encoder
+        elif key_encoder in ("momentum", "learned", "shared"):
+            self.keys_from = "bank" if isinstance(dictionary, MemoryBank) else key_encoder
+            if self.keys_from in ("momentum", "learned"):
+                self.key_encoder = copy.deepcopy(self.query_encoder).requires_grad_(self.keys_from == "learned")
+        else:
+            raise ValueError(f"key_encoder must be momentum, learned, shared or a module, not {key_encoder!r}")
         self.predictor = predictor
         self.dictionary = dictionary
         self.momentum, self.momentum_schedule = momentum, momentum_schedule
@@ -105,7 +115,10 @@ class MomentumContrast(Method):
         contrast = self.dictionary.lookup(query, key, self.temperature, ids)
         loss, kept = contrast.loss, [query if self.keys_from == "bank" else key]
         if self.symmetric:
-            query_b, key_a = self._queries(view_b), self._keys(view_a, ids)
+            if self.two_kinds:  # each view has an encoder of its own: only the roles change
+                query_b, key_a = key, query
+            else:
+                query_b, key_a = self._queries(view_b), self._keys(view_a, ids)
             loss = (loss + self.dictionary.lookup(query_b, key_a, self.temperature, ids).loss) / 2
             kept.append(query_b if self.keys_from == "bank" else key_a)
         if self.training:

@@ -126,7 +126,8 @@ def _work(settings: DetectSettings, where: Where, subject: Subject, console: Con
     if settings.masks == "yes" and not masks:
         raise UserError("--masks yes: not every object has a mask; use --masks auto, or data with masks (COCO)")
     size = _size(settings, train)
-    plan = Plan(len(classes), masks, settings.norm, subject.mean, subject.std, size, round(max(size) * LONGEST))
+    longest = round(max(size) * LONGEST)
+    plan = Plan(len(classes), masks, settings.norm, subject.mean, subject.std, size, longest, settings.rois)
     schedule = _schedule(settings, len(train))
     out = Path(settings.out).expanduser() if settings.out else where.run.path / "eval"
     work = Work(

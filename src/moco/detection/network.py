@@ -49,7 +49,8 @@ class Plan:
     classes: how many, without the background. masks: Mask R-CNN instead of Faster R-CNN. norm: "sync", batch norm
     that learns, over all processes there are, in the pyramid too; "frozen", the backbone's running statistics for
     good, and none in the pyramid. mean, std: per channel, on the scale 0 to 1. sizes: shorter side of a picture in
-    pixels, drawn in training; the last one counts in testing. longest: bound of the longer side.
+    pixels, drawn in training; the last one counts in testing. longest: bound of the longer side. rois: proposals of a
+    picture that the heads learn from in a step.
     """
 
     classes: int
@@ -59,6 +60,7 @@ class Plan:
     std: Sequence[float]
     sizes: Sequence[int]
     longest: int
+    rois: int = 512
 
 
 def build_detector(backbone: nn.Module, plan: Plan, *, seed: int) -> FasterRCNN:
@@ -97,7 +99,7 @@ def build_detector(backbone: nn.Module, plan: Plan, *, seed: int) -> FasterRCNN:
             }
         made: FasterRCNN = (MaskRCNN if plan.masks else FasterRCNN)(
             body, min_size=tuple(plan.sizes), max_size=plan.longest, image_mean=list(plan.mean),
-            image_std=list(plan.std), **parts,
+            image_std=list(plan.std), box_batch_size_per_image=plan.rois, **parts,
         )  # fmt: skip
     return made
 
