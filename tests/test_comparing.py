@@ -100,7 +100,7 @@ def test_a_comparison_from_the_command_line(data, tmp_path, capsys):
     assert cli.main([*command, str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "moco-seed0" / "metrics.jsonl").stat().st_mtime_ns == before
     assert cli.main([*command, str(tmp_path / "out"), "--seed", "3"]) == 2
-    assert "holds another comparison (base differ)" in capsys.readouterr().err
+    assert "holds something else (its base differ)" in capsys.readouterr().err
 
 
 @pytest.mark.slow

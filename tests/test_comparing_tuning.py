@@ -72,7 +72,7 @@ def test_trials_that_fall_behind_end_and_the_best_is_written_down(data, tmp_path
         == 6
     )
     assert len(trained) == 6
-    with pytest.raises(UserError, match="holds another search"):
+    with pytest.raises(UserError, match="holds something else"):
         tune(data, out=str(tmp_path / "search"), epochs=3, recipe="small", trials=6, quiet=True)
 
 

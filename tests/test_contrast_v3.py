@@ -294,25 +294,40 @@ def test_a_bank_may_live_in_a_file_that_goes_with_it(tmp_path):
         assert "bank-" in Path("/proc/self/maps").read_text()
 
 
-def test_the_three_dictionaries_train_through_the_front_door(garments, tmp_path):
+WAYS = {
+    "v3": {
+        "dictionary": "in-batch", "symmetric": True, "scale_loss": True, "predictor_layers": 2, "head": "mlp-bn",
+        "momentum_schedule": "cosine", "optimizer": "lars", "learning_rate": 0.6,
+    },
+    "v3, transformer": {
+        "dictionary": "in-batch", "predictor_layers": 2, "optimizer": "adamw", "learning_rate": 1e-3,
+        "base_width": None, "backbone": "vit_tiny_patch16_224", "vit_rules": "v3", "keep_tokens": 0.5,
+    },
+    "learned": {"dictionary": "in-batch", "key_encoder": "learned"},
+    "bank on disk": {"dictionary": "memory-bank", "bank_on_disk": True},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(way, garments, tmp_path):
     common = {
-        "recipe": "small", "base_width": 8, "epochs": 1, "batch_size": 32, "precision": "fp32", "threads": 1,
-        "quiet": True, "tensorboard": False, "monitor": "none",
+        "recipe": "small", "base_width": 8, "epochs": 2, "batch_size": 32, "precision": "fp32", "threads": 1,
+        "quiet": True, "tensorboard": False, "monitor": "none", "log_every": 1,
     }  # fmt: skip
-    for name, given in {
-        "v3": {
-            "dictionary": "in-batch",
-            "predictor_layers": 2,
-            "symmetric": True,
-            "scale_loss": True,
-            "head": "mlp-bn",
-        },
-        "learned": {"dictionary": "in-batch", "key_encoder": "learned"},
-        "bank": {"dictionary": "memory-bank", "bank_on_disk": True},
-    }.items():
-        run = moco.pretrain(garments[:128], out=tmp_path / name, **common, **given)
-        assert run.metrics()[-1]["loss"] > 0
-        longer = moco.pretrain(garments[:128], out=tmp_path / f"{name}-2", **(common | {"epochs": 2}), **given)
-        again = moco.resume(tmp_path / name, data=garments[:128], epochs=2, quiet=True)
-        # A longer training has another schedule: both must at least be of the same kind and whole.
-        assert longer.load()["step"] == again.load()["step"] == 8
+
+    def stop(progress):
+        if progress.step == 3:
+            raise StopIteration
+
+    whole = moco.pretrain(garments[:128], out=tmp_path / "whole", **(common | WAYS[way]))
+    moco.pretrain(garments[:128], out=tmp_path / "cut", on_step=stop, **(common | WAYS[way]))
+    cut = moco.resume(tmp_path / "cut", data=garments[:128], quiet=True)
+    one, other = whole.load(), cut.load()
+    assert one["step"] == other["step"] == 8
+    for part in ("model", "optimizer"):
+        left, right = (torch.utils._pytree.tree_leaves(state[part]) for state in (one, other))
+        for x, y in zip(left, right, strict=True):
+            assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+    assert [line["loss"] for line in whole.metrics()] == [line["loss"] for line in cut.metrics()]
+    assert whole.metrics()[-1]["loss"] > 0

@@ -1,7 +1,8 @@
-"""Marked pictures: COCO and VOC files against pycocotools and numbers by hand, damaged entries, batches by iteration."""
+"""Marked pictures: COCO and VOC files against pycocotools and numbers by hand, damaged entries, batches."""
 
 import contextlib
 import io
+import itertools
 import json
 
 import cv2
@@ -22,6 +23,7 @@ from moco.detection.voc import parse, read_voc
 from moco.errors import UserError
 
 WIDTH, HEIGHT = 20, 12
+IDS = itertools.count(1)
 SQUARE = [[2.0, 3.0, 8.0, 3.0, 8.0, 7.0, 2.0, 7.0]]
 
 
@@ -60,7 +62,7 @@ def write(tmp_path, photographs):
                 {"id": 100 + number, "file_name": f"{number}.png", "width": WIDTH, "height": HEIGHT}
                 for number in range(images)
             ],
-            "annotations": [{"id": number, **one} for number, one in enumerate(annotations)],
+            "annotations": annotations,
             "categories": [{"id": 90, "name": "toothbrush"}, {"id": 3, "name": "car"}, {"id": 17, "name": "cat"}],
         } | changes  # fmt: skip
         file = tmp_path / "annotations" / "instances_train.json"
@@ -71,7 +73,7 @@ def write(tmp_path, photographs):
 
 
 def one(box=(2, 3, 6, 4), category=17, image=100, **more):
-    return {"image_id": image, "category_id": category, "bbox": list(box), "iscrowd": 0} | more
+    return {"id": next(IDS), "image_id": image, "category_id": category, "bbox": list(box), "iscrowd": 0} | more
 
 
 def test_coco_masks_are_those_of_pycocotools_whatever_they_are_written_as(write, blob):
@@ -83,7 +85,9 @@ def test_coco_masks_are_those_of_pycocotools_whatever_they_are_written_as(write,
         ]
     )
     found = read_coco(file)
-    assert found.classes == ("toothbrush", "car", "cat") and len(found) == 2 and not found.notes
+    assert found.classes == ("toothbrush", "car", "cat")
+    assert len(found) == 2
+    assert not found.notes
     picture = found.pictures[0]
     with contextlib.redirect_stdout(io.StringIO()):
         reference = COCO(str(file))
@@ -91,11 +95,13 @@ def test_coco_masks_are_those_of_pycocotools_whatever_they_are_written_as(write,
     assert np.array_equal(picture.masks(), np.stack(expected))
     by_hand = np.zeros((HEIGHT, WIDTH), np.uint8)
     by_hand[3:7, 2:8] = 1
-    assert np.array_equal(picture.masks()[0], by_hand) and np.array_equal(picture.masks()[2], blob)
+    assert np.array_equal(picture.masks()[0], by_hand)
+    assert np.array_equal(picture.masks()[2], blob)
     assert picture.boxes.tolist() == [[2, 3, 8, 7], [5, 4, 12, 9], [5, 4, 12, 9]]
     assert picture.labels.tolist() == [2, 1, 0]  # numbers of categories have gaps
     assert picture.aside.tolist() == [False, False, True]
-    assert found.objects() == 2 and found.has_outlines()
+    assert found.objects() == 2
+    assert found.has_outlines()
     assert len(found.pictures[1].boxes) == 0
 
 
@@ -113,10 +119,11 @@ def test_entries_that_cannot_be_used_are_counted_and_the_others_kept(write):
         one(segmentation={"size": [HEIGHT, WIDTH], "counts": [5, 5]}), one("abcd"),
         one(segmentation={"size": [HEIGHT, WIDTH], "counts": "no such runs"}),
     ]  # fmt: skip
-    file = write([], annotations=[one((-3, 10, 8, 40)), *wrong])
+    file = write([one((-3, 10, 8, 40)), *wrong])
     (file.parent.parent / "train" / "1.png").unlink()
     found = read_coco(file)
-    assert len(found) == 1 and found.pictures[0].boxes.tolist() == [[0, 10, 5, HEIGHT]]  # cut at the edge
+    assert len(found) == 1
+    assert found.pictures[0].boxes.tolist() == [[0, 10, 5, HEIGHT]]
     notes = "\n".join(found.notes)
     for count, what in (
         (2, "boxes without an area"), (1, "outside of their picture"), (1, "a category that is not"),
@@ -124,7 +131,8 @@ def test_entries_that_cannot_be_used_are_counted_and_the_others_kept(write):
         (1, "pictures that are not there"),
     ):  # fmt: skip
         assert any(f"{count} left out" in line and what in line for line in found.notes), (what, notes)
-    assert "annotations[1]" in notes and len(found.notes) == 8
+    assert "annotations[1]" in notes
+    assert len(found.notes) == 8
 
 
 @pytest.mark.parametrize(
@@ -143,13 +151,15 @@ def test_a_file_that_is_not_coco_is_one_clear_line(tmp_path, content, said):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UserError, match=said) as error:
         read_coco(tmp_path / "x.json")
-    assert "\n" not in str(error.value) and "x.json" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "x.json" in str(error.value)
 
 
 def test_runs_and_boxes_of_masks(blob):
     for segmentation in (compressed(blob), runs(blob)):
         outline = outline_of(segmentation, HEIGHT, WIDTH)
-        assert np.array_equal(mask_of(outline), blob) and box_of(outline) == (5, 4, 12, 9)
+        assert np.array_equal(mask_of(outline), blob)
+        assert box_of(outline) == (5, 4, 12, 9)
 
 
 VOC = """<annotation><filename>{name}.jpg</filename><size><width>{w}</width><height>{h}</height></size>
@@ -174,14 +184,17 @@ def voc(tmp_path, photographs):
 
 def test_voc_pixels_count_from_one_and_the_last_belongs_to_the_box(voc):
     found = open_marked(f"voc:{voc}/trainval")
-    assert found.classes == ("cat", "dog") and len(found) == 2
+    assert found.classes == ("cat", "dog")
+    assert len(found) == 2
     picture = found.pictures[0]
     assert picture.boxes.tolist() == [[0, 2, 8, HEIGHT], [4, 4, 9.5, 9]]  # the first column and the last row
-    assert picture.labels.tolist() == [1, 0] and picture.aside.tolist() == [False, True]
+    assert picture.labels.tolist() == [1, 0]
+    assert picture.aside.tolist() == [False, True]
     assert any("2 left out" in line and "without a name or a box" in line for line in found.notes)
     assert any("03.xml" in line for line in found.notes)
     twice = open_marked(f"voc:{voc}/trainval,voc:{voc}/trainval")
-    assert len(twice) == 4 and twice.classes == found.classes
+    assert len(twice) == 4
+    assert twice.classes == found.classes
 
 
 def test_xml_that_declares_a_document_type_is_not_expanded(voc):
@@ -230,7 +243,8 @@ def test_a_batch_follows_from_seed_and_iteration(write):
     stream = BatchStream(data, channels=3, masks=False, batch_size=2, seed=3)
     whole = [[one.picture for one in batch] for batch in stream.run(0, 5)]
     shown = [pixels[picture.numpy().tobytes()] for batch in whole for picture in batch]
-    assert sorted(shown[:5]) == sorted(shown[5:]) == names and shown[:5] != shown[5:]  # each once in a pass
+    assert sorted(shown[:5]) == sorted(shown[5:]) == names
+    assert shown[:5] != shown[5:]
     later = [[one.picture for one in batch] for batch in stream.run(3, 5)]
     assert all((a == b).all() for one, two in zip(whole[3:], later, strict=True) for a, b in zip(one, two, strict=True))
     flipped = [picture.numpy().tobytes() for batch in stream.run(0, 40) for picture in (one.picture for one in batch)]

@@ -32,7 +32,7 @@ from messages import Message, messages  # noqa: E402
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 RUN_ELSEWHERE = {"library.md": "test_docs_library.py"}
 EXAMPLES = [p for p in PAGES if "```python" in p.read_text(encoding="utf-8") and p.name not in RUN_ELSEWHERE]
-BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IDS = [path.name for path in PAGES]
 
 

@@ -20,6 +20,7 @@ def pretrain(out, pictures=None, **given):
         "seed": 1, "out": str(out), "quiet": True, "monitor": "none", "tensorboard": False, "device": "cpu",
         "precision": "fp32", "threads": 1,
     } | given  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
     return moco.pretrain(fashion.load()[0][:2048] if pictures is None else pictures, **given)
 
 
@@ -156,7 +157,7 @@ KINDS = {
     "simclr": {"recipe": "simclr"},
     "byol": {"recipe": "byol"},
     "swav": {"recipe": "swav", "prototypes": 32, "queue_size": 128},
-    "cpc": {"recipe": "cpc"},
+    "cpc": {"recipe": "cpc", "epochs": 1},
     "in-batch": {"dictionary": "in-batch", "key_encoder": "learned", "bn_groups": 1, "shuffle_bn": False},
     "memory-bank": {"dictionary": "memory-bank", "bn_groups": 1, "shuffle_bn": False, "queue_size": 256},
 }
@@ -166,7 +167,8 @@ COMPARED = SEEN | {"spread", "alignment", "loss", "batch norm leak", "negatives"
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_method_and_dictionary_is_looked_at(kind, pictures, tmp_path):
-    given = {"backbone": Small, "epochs": 3, "queue_size": 96, "learning_rate": 0.05} | KINDS[kind]
+    plain = {"base_width": None, "queue_size": None}
+    given = plain | {"backbone": Small, "epochs": 3, "learning_rate": 0.05} | KINDS[kind]
     run = pretrain(tmp_path / "run", pictures[:512], **given)
     own = health(run, pictures[:512], quiet=True)
     others = health(run, pictures[1024:1280], quiet=True)

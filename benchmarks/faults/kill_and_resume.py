@@ -41,6 +41,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "folder, 2 workers": ("folder", {"workers": 2, "monitor": "none", "channels": 1}),
     "tar shard, 2 workers, v1": ("tar", {"workers": 2, "recipe": "v1", "backbone": "resnet18", "image_size": 32,
                                          "monitor": "none", "channels": 1}),
+    "array, v3 with LARS": ("array", {"dictionary": "in-batch", "head": "mlp-bn", "predictor_layers": 2,
+                                      "symmetric": True, "scale_loss": True, "momentum_schedule": "cosine",
+                                      "optimizer": "lars", "learning_rate": 0.6, "temperature": 1.0, "monitor": "none"}),
+    "array, memory bank": ("array", {"dictionary": "memory-bank", "monitor": "none"}),
 }  # fmt: skip
 
 

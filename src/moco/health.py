@@ -62,8 +62,8 @@ HASHED = 10_000
 """Pictures of an array that are looked through for duplicates; of other data, those that are looked at anyway."""
 FOUND_AMONG = 1000
 """Pictures among which an untrained network looks for the other view."""
-OTHER_PICTURES = 0.5
-"""Cosine of the newest keys with their re-encodings below which pictures that were named are not those of the run."""
+OTHER_PICTURES = 0.8
+"""Nearly 1 for those of the run, whose key encoder has not moved since. Cosine of the newest keys with their re-encodings below which pictures that were named are not those of the run."""
 ASSUMED_GROUP = 32
 """Pictures per batch norm group of a run of several processes, whose number it does not note."""
 STYLES: dict[Verdict, str] = {"good": "green", "watch": "yellow", "bad": "red"}

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from moco import __version__
 from moco.bench import measure
 from moco.comparing.cells import Result, Work, carry_out
+from moco.comparing.folder import take_folder
 from moco.comparing.plan import Cell, Row, ablated, compared
 from moco.comparing.table import Line, lines, markdown, picture, table
 from moco.data.loader import cores
@@ -27,7 +27,6 @@ from moco.settings import PretrainSettings
 from moco.settings_file import read_yaml
 from moco.train.checkpoints import write_atomically
 
-PLAN = "plan.json"
 FIGURES = ("knn", "linear")
 SECONDS_TO_MEASURE = 20.0
 
@@ -95,7 +94,7 @@ def side_by_side(
     threads = max(cores() // parallel, 1) if parallel > 1 else None
     base |= _budget(settings, source, minutes, images_seen)
     base |= {"data": _plain_paths(settings.data)}
-    _take_folder(folder, {"title": title, "rows": [asdict(row) for row in rows], "base": base})
+    take_folder(folder, {"title": title, "rows": [asdict(row) for row in rows], "base": base})
     figures = FIGURES if _has_labels(source) else ()
     work = Work(folder, base, threads, figures, {"test": str(test)} if test is not None else {})
     cells = [Cell(row, settings.seed + number) for number in range(seeds) for row in rows]
@@ -136,25 +135,6 @@ def _budget(
         found = measure(settings.data, seconds=SECONDS_TO_MEASURE, **settings.model_dump(exclude={"data"}))
         return {"epochs": max(round(minutes * 60 * found.job / len(source)), 1)}
     return {}
-
-
-def _take_folder(folder: Path, plan: dict[str, Any]) -> None:
-    """Make the folder, or go on in one with the same plan. Raises UserError for any other."""
-    text = json.dumps(plan | {"moco": __version__}, indent=2, sort_keys=True)
-    file = folder / PLAN
-    if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        for name in plan:
-            if json.loads(json.dumps(plan[name])) != before.get(name):
-                raise UserError(f"{folder} holds another comparison ({name} differ): choose another --out")
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder: choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, text.encode())
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from error
 
 
 def _has_labels(source: Source) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from moco.comparing.folder import take_folder
 from moco.comparing.plan import SEARCHED
 from moco.errors import TrainingError, UserError, check_names
 from moco.pretraining import named, pretrain
@@ -81,7 +81,7 @@ def tune(
     folder = Path(settings.out or "runs/tune").expanduser()
     found = absolute(settings.data)
     base |= {"data": found if isinstance(found, str) else list(found)}
-    _take_folder(folder, base, over)
+    take_folder(folder, {"base": base, "over": over})
     console = None if quiet else Console(soft_wrap=True)
     study = study_of(folder, settings.epochs, settings.seed)
 
@@ -143,23 +143,6 @@ def _optuna() -> Callable[[Path, int, int], optuna.Study]:
         )
 
     return study_of
-
-
-def _take_folder(folder: Path, base: Mapping[str, Any], over: tuple[str, ...]) -> None:
-    """Make the folder, or go on in one of the same search. Raises UserError for any other."""
-    plan = json.dumps({"base": dict(base), "over": list(over)}, indent=2, sort_keys=True)
-    file = folder / "plan.json"
-    if file.is_file():
-        if file.read_text(encoding="utf-8") != plan:
-            raise UserError(f"{folder} holds another search: choose another --out")
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder: choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, plan.encode())
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; choose another --out") from error
 
 
 def _result(study: optuna.Study, folder: Path, over: tuple[str, ...], console: Console | None) -> Search:

@@ -90,7 +90,7 @@ def detect(subject: str | Path | Run, *, quiet: bool = False, **given: Any) -> D
     console = None if quiet else Console(soft_wrap=True)
     work = _work(settings, where, loaded, console)
     done: dict[str, list[dict[str, Any]]] = {start.label: [] for start in found_starts}
-    work.folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(work)
     lock = RunLock(work.folder)
     lock.take()
     try:
@@ -108,6 +108,13 @@ def detect(subject: str | Path | Run, *, quiet: bool = False, **given: Any) -> D
     return found
 
 
+def _make_folder(work: Work) -> None:
+    try:
+        work.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {work.folder}: {error.strerror}; name another folder with --out") from error
+
+
 def _work(settings: DetectSettings, where: Where, subject: Subject, console: Console | None) -> Work:
     """Data opened, every `auto` resolved, and said in a line."""
     assert where.run is not None
@@ -118,6 +125,8 @@ def _work(settings: DetectSettings, where: Where, subject: Subject, console: Con
     )
     classes = common_classes(train, test)
     notes = list(dict.fromkeys([*train.notes, *test.notes]))
+    if settings.norm == "frozen" and settings.baseline:
+        notes.append("from random weights batch norm learns, since there are no statistics to freeze")
     test = test.named(classes)
     train = _limited(train.named(classes).to_learn(empty=settings.empty), settings)
     if not train.objects() or not test.objects():
