@@ -9,9 +9,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /moco
-# The CPU's PyTorch by default asks for none of CUDA's libraries where the index has such a build: TORCH chooses it.
+# Another build of PyTorch: --build-arg TORCH="torch torchvision --index-url …", as for make
 ARG TORCH="torch torchvision"
-ENV TORCH=${TORCH} PATH=/moco/.venv/bin:${PATH}
+ENV PATH=/moco/.venv/bin:${PATH}
 COPY Makefile pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN make .venv/.installed TORCH="${TORCH}"

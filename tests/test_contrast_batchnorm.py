@@ -5,7 +5,7 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from moco.contrast.batchnorm import encode_in_groups, shuffle
+from moco.contrast.batchnorm import encode_in_groups, shuffle, synchronise
 
 
 @pytest.mark.parametrize("rows", [8, 10])
@@ -63,3 +63,15 @@ def test_shuffle_changes_each_keys_group_partners():
             partners = next(group for group in groups if i in group)
             changed += partners != plain[i // 8]
     assert changed == 20 * 64
+
+
+def test_synchronised_layers_keep_their_names_and_statistics():
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"query_encoder": nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))})
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert not synchronise(net, torch.device("cpu"))
+    assert type(net["query_encoder"][1]) is nn.BatchNorm1d
+    assert synchronise(net, torch.device("cuda"))  # the layers are replaced wherever they lie
+    assert isinstance(net["query_encoder"][1], nn.SyncBatchNorm)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert list(net.state_dict()) == list(before)

@@ -97,6 +97,7 @@ EXTRAS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_without_the_extras():
     # Finders that do not find them: an exception would hit those who only ask whether they are there.
     script = (

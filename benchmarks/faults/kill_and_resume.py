@@ -43,7 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                          "monitor": "none", "channels": 1}),
     "array, v3 with LARS": ("array", {"dictionary": "in-batch", "head": "mlp-bn", "predictor_layers": 2,
                                       "symmetric": True, "scale_loss": True, "momentum_schedule": "cosine",
-                                      "optimizer": "lars", "learning_rate": 0.6, "temperature": 1.0, "monitor": "none"}),
+                                      "optimizer": "lars", "learning_rate": 0.6, "temperature": 1.0,
+                                      "monitor": "none"}),
     "array, memory bank": ("array", {"dictionary": "memory-bank", "monitor": "none"}),
 }  # fmt: skip
 

@@ -159,12 +159,20 @@ def api(_: list[str]) -> Iterator[str]:
         yield from ("```", "")
 
 
+def guides(_: list[str]) -> Iterator[str]:
+    """The pages that index.md does not name: a new page is listed as soon as it is there."""
+    named = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    pages = (path.stem for path in sorted((ROOT / "docs").glob("*.md")))
+    yield from (page for page in pages if page not in (*named, "index"))
+
+
 PARTS: dict[str, Callable[[list[str]], Iterator[str]]] = {
     "commands": commands,
     "settings": settings,
     "recipes": recipes,
     "errors": errors,
     "api": api,
+    "guides": guides,
 }
 
 

@@ -63,7 +63,10 @@ HASHED = 10_000
 FOUND_AMONG = 1000
 """Pictures among which an untrained network looks for the other view."""
 OTHER_PICTURES = 0.8
-"""Nearly 1 for those of the run, whose key encoder has not moved since. Cosine of the newest keys with their re-encodings below which pictures that were named are not those of the run."""
+"""Cosine of the newest keys with their re-encodings below which pictures that were named are not those of the run.
+
+For those it is nearly 1, since the key encoder has not moved since.
+"""
 ASSUMED_GROUP = 32
 """Pictures per batch norm group of a run of several processes, whose number it does not note."""
 STYLES: dict[Verdict, str] = {"good": "green", "watch": "yellow", "bad": "red"}

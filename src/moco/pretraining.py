@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import nn
 
 from moco.building import build_model
-from moco.contrast.batchnorm import has_batchnorm
+from moco.contrast.batchnorm import has_batchnorm, synchronise
 from moco.contrast.method import Method
 from moco.contrast.own import know
 from moco.data.loader import ViewStream
@@ -226,6 +226,8 @@ def _train(
     view: OwnView | None,
 ) -> Run:
     torch.set_num_threads(settings.threads)
+    if settings.sync_bn and own.world > 1 and not synchronise(model, own.device) and console is not None:
+        console.print("sync_bn: on CUDA devices only; here each process normalises its own part of a batch")
     run = Run(settings.out)
     stream = build_stream(settings, source, own, view)
     monitor = make_monitor(source, settings, own.device, stream)

@@ -59,6 +59,19 @@ def has_batchnorm(module: nn.Module) -> bool:
     return any(isinstance(layer, _BatchNorm) for layer in module.modules())
 
 
+def synchronise(model: nn.Module, device: torch.device) -> bool:
+    """Have every batch norm layer of `model` take its statistics over all processes ([v3]; not with a queue, see above).
+
+    Names of parameters stay as they are. False, with nothing changed, where the device is not CUDA: PyTorch's layer
+    works there only.
+    """
+    if device.type != "cuda":
+        return False
+    for name, child in model.named_children():
+        setattr(model, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
+    return True
+
+
 def shuffle(rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Shuffle the rows of all processes together; each takes as many as it gave.
 
