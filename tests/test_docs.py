@@ -66,7 +66,7 @@ def _of_line(line: str):
         found = re.match(r"\s*(?:torchrun .*?-m (?:-- )?)?moco (\S.*)", part)
         # A synopsis, and a sentence about a command, are no command: [optional], a|b, …
         command = found[1].split(" > ")[0].strip() if found else ""
-        if command and not re.search(r"[\[|…]|\.\.\.", command) and command.removeprefix("eval ") not in TASKS:
+        if command and not re.search(r"[\[|…]|\.\.\.", command) and not re.fullmatch(r"eval [a-z]+", command):
             yield command
 
 
