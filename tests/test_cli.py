@@ -33,7 +33,7 @@ def test_help_lists_every_field_with_its_meaning_and_default(capsys):
     for name, field in PretrainSettings.model_fields.items():
         assert name == "data" or f"--{name.replace('_', '-')}" in text
         assert " ".join(field.description.split()) in text, name
-    assert "(default: 0.999)" in text
+    assert "(default: 0.03)" in text
     assert "(default: 0.2 1)" in text
 
 
@@ -93,7 +93,9 @@ CHOICES = [
 def test_every_choice_of_every_setting_can_be_made_with_its_flag(monkeypatch, name, choice):
     seen = {}
     monkeypatch.setattr("moco.pretraining.pretrain", lambda data, **given: seen.update(given))
-    assert cli.main(["pretrain", "photos/", f"--{name.replace('_', '-')}", str(choice)]) == 0
+    # Keys that learn need a dictionary that hands gradients on.
+    with_it = ["--dictionary", "in-batch"] if name == "key_encoder" else []
+    assert cli.main(["pretrain", "photos/", f"--{name.replace('_', '-')}", str(choice), *with_it]) == 0
     assert getattr(pretrain_settings(**seen), name) == choice
 
 

@@ -70,7 +70,7 @@ def test_heads():
     mlp = projection_head("mlp", 32, 8)
     assert [tuple(p.shape) for p in mlp.parameters()] == [(32, 32), (32,), (8, 32), (8,)]
     assert mlp(torch.randn(4, 32)).shape == (4, 8)
-    with pytest.raises(UserError, match="linear or mlp"):
+    with pytest.raises(UserError, match="linear, mlp or mlp-bn"):
         projection_head("cubic", 32, 8)
 
 
