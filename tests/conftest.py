@@ -1,27 +1,50 @@
 """Real pictures that come with the packages: two photographs of scikit-learn, and Fashion-MNIST."""
 
+from __future__ import annotations
+
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from sklearn.datasets import load_sample_images
 
-from moco.data.fashion import load
+if TYPE_CHECKING:
+    import numpy as np
 
-if hasattr(os, "sched_setaffinity") and "PYTEST_XDIST_WORKER" in os.environ:
-    # Each worker has a core of its own: trainings in it then use one thread, and do not wait for each other's.
-    _cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {_cores[int(os.environ["PYTEST_XDIST_WORKER"][2:]) % len(_cores)]})
+# NumPy and PyTorch are imported below only: they count the cores when they are.
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if CORES and WORKER:
+    # Each worker has a core of its own: threads of one would wait for those of the other.
+    os.sched_setaffinity(0, {CORES[int(WORKER.removeprefix("gw")) % len(CORES)]})
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _several_processes_on_all_cores(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not (CORES and WORKER and request.node.get_closest_marker("dist")):
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, CORES)
+    yield
+    os.sched_setaffinity(0, own)
 
 
 @pytest.fixture(scope="session")
 def photographs() -> list[np.ndarray[Any, Any]]:
     """Two photographs, uint8 427 × 640 × 3."""
+    import numpy as np
+    from sklearn.datasets import load_sample_images
+
     return [np.ascontiguousarray(image) for image in load_sample_images().images]
 
 
 @pytest.fixture(scope="session")
 def garments() -> np.ndarray[Any, Any]:
     """400 Fashion-MNIST pictures, uint8 400 × 28 × 28."""
+    import numpy as np
+
+    from moco.data.fashion import load
+
     return np.asarray(load()[0][:400])

@@ -10,10 +10,11 @@ from PIL import Image
 from scipy import stats
 
 from moco.data.drawing import DRAWS, MOST_CHANNELS, draw, parameters
-from moco.data.loader import ViewStream, evaluation_batches, measure_statistics
+from moco.data.loader import ViewStream, evaluation_batches
 from moco.data.noise import gaussian
 from moco.data.sources import ArraySource, FolderSource
 from moco.data.sources.base import Pictures
+from moco.data.statistics import measure_statistics
 from moco.data.views import apply_batch, apply_image, normalize, recolour
 from moco.errors import UserError
 from moco.settings import ViewSettings

@@ -13,9 +13,10 @@ from PIL import Image, ImageOps
 
 from moco.data import by_image
 from moco.data.header import Header
-from moco.data.loader import Batch, ViewStream, central_box, evaluation_batches, measure_statistics, permutation
+from moco.data.loader import Batch, ViewStream, central_box, evaluation_batches, permutation
 from moco.data.reading import stand_ins
 from moco.data.sources import ArraySource, FolderSource
+from moco.data.statistics import measure_statistics
 from moco.data.views import apply_image, draw, parameters, recolour
 from moco.errors import UserError
 from moco.settings import ViewSettings

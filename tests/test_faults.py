@@ -96,13 +96,18 @@ def lines(folder):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_sigterm_saves_and_ends_with_143(data, tmp_path):
-    whole = moco.pretrain(str(data), out=str(tmp_path / "whole"), quiet=True, **(TINY | {"epochs": 6}))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sigterm_saves_and_ends_with_143(data, tmp_path, workers):
+    """Also where it reaches the workers, as from Slurm, systemd and timeout."""
+    given = {"workers": workers, "views": "image" if workers else "batch"}
+    whole = moco.pretrain(str(data), out=str(tmp_path / "whole"), quiet=True, **(TINY | {"epochs": 6} | given))
     cut = tmp_path / "cut"
-    process = subprocess.Popen(command(cut, data, **(TINY | {"epochs": 6})), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(cut, data, **(TINY | {"epochs": 6} | given)), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     while lines(cut) < 2:
         time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 143
     assert f"continue with: moco resume {cut}" in said

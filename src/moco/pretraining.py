@@ -232,9 +232,11 @@ def _train(
     stream = build_stream(settings, source, own, view)
     monitor = make_monitor(source, settings, own.device, stream)
     job = Job(settings, model, stream, run, own, monitor, console, callbacks=callbacks)
-    with _alone(run) if own.main else contextlib.nullcontext() as job.lock:
+    with contextlib.closing(stream), _alone(run) if own.main else contextlib.nullcontext() as job.lock:
         if run.checkpoints():
             job.restore(run.load())
+        if job.first_step:
+            job.say(f"{run.path}: going on after step {job.first_step} of {job.steps}")
         if job.first_step == job.steps:
             job.say(f"{run.path} is finished ({settings.epochs} epochs); more with --epochs")
         with _records(job):

@@ -13,8 +13,9 @@ from torch import nn
 from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.encoders import build_backbone, feature_width, resolve_stem
 from moco.contrast.own import is_own
-from moco.data.loader import cores, measure_statistics, readable, small_in_memory
+from moco.data.loader import cores, readable, small_in_memory
 from moco.data.sources import ArraySource, Source
+from moco.data.statistics import measure_statistics
 from moco.errors import UserError
 from moco.settings import PretrainSettings, RunSettings, explain
 from moco.train.parallel import Processes, best_precision

@@ -144,7 +144,8 @@ def _state(run: Run, epoch: float | None, epochs: int, step: float, held: bool) 
         return "failed", f"no number at step {last}"
     if not run.checkpoints():
         return "stopped", "before its first checkpoint"
-    return "stopped", "" if epoch is not None else "no step yet"
+    # Before the first line of figures, only the checkpoint knows how far it went.
+    return "stopped", "" if epoch is not None else f"at step {int(run.checkpoints()[-1].stem.rpartition('-')[2])}"
 
 
 def _extent(folder: Path) -> tuple[int, float]:

@@ -60,7 +60,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def synchronise(model: nn.Module, device: torch.device) -> bool:
-    """Have every batch norm layer of `model` take its statistics over all processes ([v3]; not with a queue, see above).
+    """Have every batch norm layer of `model` take its statistics over all processes ([v3]; not with a queue).
 
     Names of parameters stay as they are. False, with nothing changed, where the device is not CUDA: PyTorch's layer
     works there only.

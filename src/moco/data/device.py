@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import torch
 
@@ -10,7 +10,7 @@ from moco.data import batched
 from moco.data.loader import Batch
 
 
-def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Generator[Batch, None, None]:
     """The batches on `device`, with nothing left to do to their views.
 
     On CUDA the copies, and the part of the views that is made there, run on a stream of their own beside the training

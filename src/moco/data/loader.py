@@ -36,6 +36,9 @@ TINY = 2048
 SMALL = 96
 """Side in pixels up to which pictures in memory are handled a batch at a time."""
 
+GRACE = 20
+"""Seconds that a worker works on after SIGTERM, for the main process to finish its step."""
+
 _ORDER_STREAM = 0x6F726472  # keeps the order apart from everybody else who starts from the same seed
 
 
@@ -225,6 +228,10 @@ class ViewStream:
             self._loader = None
             raise failure
 
+    def close(self) -> None:
+        """End the workers, once nobody goes through batches of `run` any more."""
+        self._loader = None
+
 
 class _Steps:
     """The sampler of the loader: which steps come next. It outlives one run, because the workers do."""
@@ -257,7 +264,10 @@ class _Batches(Dataset["Batch | UserError"]):
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends the workers in order
+    # Ctrl-C and SIGTERM reach the whole group of processes; they are for the main one, which ends the workers in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):  # a worker that nobody ends does so itself
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
 
 def worker_loader(dataset: Dataset[Any], steps: Any, workers: int, pin: bool = False) -> DataLoader[Any]:
@@ -364,33 +374,3 @@ class _EvaluationBatches(Dataset[torch.Tensor]):
         top, left, height, width = (np.full(len(ids), number) for number in box)
         views = batched.crop_resize(images, top, left, height, width, np.zeros(len(ids), dtype=bool), self.size)
         return views.mul_(255).add_(0.5).to(torch.uint8)
-
-
-def measure_statistics(
-    source: Source, channels: int, count: int = 1000, seed: int = 0
-) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of the pixels per channel, in units of [0, 1], over `count` random pictures.
-
-    Each picture has the same weight, whatever its size. A standard deviation is at least 1/255, so that one can
-    divide by it. Raises UserError if no picture can be read.
-    """
-    moments = []
-    for index in permutation(seed, 0, len(source))[:count]:
-        try:
-            moments.append(_moments(read_pixels(source, int(index), channels)))
-        except Unreadable:
-            continue
-    if not moments:
-        moments.append(_moments(readable(source, 0, channels)[0]))
-    means, deviations = np.stack(moments).transpose(1, 0, 2)
-    mean = means.mean(axis=0)
-    variance = (deviations**2 + means**2).mean(axis=0) - mean**2
-    return (mean / 255).tolist(), (np.sqrt(variance.clip(min=1)) / 255).tolist()
-
-
-def _moments(pixels: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of each channel, (C,)."""
-    if pixels.shape[2] > 4:  # more than OpenCV takes
-        return pixels.mean(axis=(0, 1)), pixels.std(axis=(0, 1))
-    mean, deviation = cv2.meanStdDev(pixels)
-    return mean[:, 0], deviation[:, 0]

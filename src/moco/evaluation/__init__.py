@@ -249,7 +249,8 @@ def show(found: Evaluation, console: Console) -> None:
 def table(found: Evaluation) -> Table:
     """The rows of an evaluation: shares in percent, other figures as they are."""
     pictures = found.details["pictures"]
-    what = f"{found.task}: {pictures['to learn from']} pictures, tested on {pictures['to test on']} others, %"
+    task = f"{found.task}, k = {found.details['k']}" if "k" in found.details else found.task
+    what = f"{task}: {pictures['to learn from']} pictures, tested on {pictures['to test on']} others, %"
     columns = list(dict.fromkeys(name for row in found.rows.values() for name in row))
     plain = [name for name in columns if not name.endswith(" ±")]
     shown = Table(title=escape(what))

@@ -37,6 +37,11 @@ def _knn(work: Comparison, settings: KnnSettings) -> Figures:
     found.details["k"] = used
     if used < settings.k:
         work.notes.append(f"k is {used}, not {settings.k}: there are no more pictures to vote")
+    smallest = len(work.train) // max(work.classes, 1)
+    if used > smallest:
+        work.notes.append(
+            f"k is {used}, and a class has {smallest} pictures on average: --k 20 suits small data better"
+        )
     labels, test_labels = work.train.known(), work.test.known()
     for side in work.sides():
         bank, queries = work.features(side, work.train).to(work.device), work.features(side, work.test)

@@ -18,7 +18,7 @@ from moco.evaluate.subject import locate
 from moco.evaluation_settings import inspection
 from moco.interop.detectron import read_back, write_detectron2
 from moco.interop.graphs import write_onnx, write_torch_export
-from moco.interop.network import Network, load_network
+from moco.interop.network import PREPARATION, Network, load_network
 from moco.interop.settings import ExportSettings
 from moco.interop.weight_files import (
     opened_by_transformers,
@@ -40,7 +40,7 @@ WRITERS: dict[str, Callable[[Network, Path], list[str]]] = {
     "torch-export": write_torch_export,
     "detectron2": write_detectron2,
 }
-SCRIPT, PREPARATION = "load.py", "preprocessing.json"
+SCRIPT = "load.py"
 BATCHES = (1, 7)
 """Batch sizes whose features are compared."""
 TOLERANCE = 1e-4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from moco.interop.architecture import Architecture, architecture_of
 from moco.interop.continuing import Parts, fill, restore_momentum, training_parts
 from moco.interop.layouts import DESCRIPTIONS
 from moco.interop.loading import LoadReport, load_backbone
+from moco.interop.network import PREPARATION
 from moco.interop.reading import ForeignWeights, read_weights
 from moco.interop.whole import whole_folder
 from moco.recipes import pretrain_settings
@@ -70,7 +72,7 @@ def import_run(
     found = read_weights(file, trust_pickle=trust_pickle)
     if found.layout == "moco":
         raise UserError(f"{file} is a checkpoint of this package: moco resume RUN, or moco pretrain DATA --init {file}")
-    chosen = (read_yaml(config) if config else {}) | given
+    chosen = _prepared(found.path) | (read_yaml(config) if config else {}) | given
     check_names(chosen, PretrainSettings.model_fields, "setting")
     if "init" in chosen:
         raise UserError("--init goes with moco pretrain: an import has its weights from FILE")
@@ -105,6 +107,15 @@ def import_run(
     if not quiet:
         _show(result, found, settings)
     return result
+
+
+def _prepared(file: Path) -> dict[str, Any]:
+    """How pictures are prepared for weights that `moco export` wrote, from what it put beside them."""
+    try:
+        held = json.loads((file.parent / PREPARATION).read_text(encoding="utf-8"))
+        return {"mean": tuple(held["mean"]), "std": tuple(held["std"]), "image_size": int(held["image_size"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _network(found: ForeignWeights, chosen: Mapping[str, Any]) -> Architecture:

@@ -18,6 +18,8 @@ from moco.train.run import backbone_of
 
 SMALL_VIEW = 96
 """Up to this side, evaluation shows the whole central square of a picture (moco.data.loader.central_box)."""
+PREPARATION = "preprocessing.json"
+"""What an export says about its pictures, and an import looks for."""
 SELF_CONTAINED = "--to onnx and --to torch-export carry the network itself"
 
 

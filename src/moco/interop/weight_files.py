@@ -45,7 +45,11 @@ def write_timm(network: Network, folder: Path) -> list[str]:
 def write_torchvision(network: Network, folder: Path) -> list[str]:
     """A state_dict that torchvision's ResNet, without its classifier, takes with strict=True."""
     known = network.is_resnet and network.name in torchvision.models.list_models(torchvision.models)
-    if not known or network.settings.base_width not in (None, 64):
+    if network.settings.base_width not in (None, 64):
+        raise UserError(
+            f"torchvision cannot make a ResNet of base_width {network.settings.base_width}: {SELF_CONTAINED}"
+        )
+    if not known:
         raise UserError(
             f"torchvision has no {network.name} of this kind (its ResNets are resnet18 … resnet152, resnext… and "
             f"wide_resnet…): --to timm, or {SELF_CONTAINED}"

@@ -56,7 +56,7 @@ def train(job: Job) -> None:
     bad_steps, clock, waiting = BadSteps(job), SaveClock(settings, per_epoch), Waiting(job.processes.device)
     done, stopping = job.first_step, GO_ON
     job.model.train()
-    with stop_on_signal() as stop, display, translated(job), contextlib.closing(job.saver):
+    with stop_on_signal() as stop, display, translated(job), contextlib.closing(job.saver), contextlib.closing(batches):
         for step in range(job.first_step, steps):
             began = time.monotonic()
             job.processes.at(f"waiting for the pictures of step {step + 1}")

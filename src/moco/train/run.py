@@ -41,6 +41,9 @@ class Run:
         if not (self.path / SETTINGS).is_file():
             raise UserError(f"{self.path} is not a run folder: it has no {SETTINGS}")
 
+    def __repr__(self) -> str:
+        return f"moco.Run({str(self.path)!r})"
+
     @classmethod
     def create(cls, path: str | Path, settings: RunSettings) -> Run:
         """Make a new run folder. Raises UserError where there is something already."""
