@@ -251,6 +251,6 @@ def test_missing_packages_and_wrong_words_are_one_line(narrow, tmp_path, monkeyp
 def test_an_export_comes_back_by_an_import_with_its_preparation(tmp_path):
     gray = make_run(tmp_path / "gray", channels=1, mean=(0.3,), std=(0.2,), base_width=8, stem="small")
     folder = export_run(gray, to="safetensors", out=str(tmp_path / "export"), quiet=True)
-    back = import_run(folder / "model.safetensors", tmp_path / "back", quiet=True).run
+    back = import_run(folder / "model.safetensors", out=tmp_path / "back", quiet=True).run
     assert (back.settings.mean, back.settings.std, back.settings.image_size) == ((0.3,), (0.2,), 32)
     assert close(features(back), features(gray))
