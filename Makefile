@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 	$(BIN)/moco demo
 
 test: $(VENV)/.installed-dev lint types
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -171,9 +171,9 @@ def test_a_bad_step_can_be_passed_over(pictures, tmp_path, monkeypatch, only_gra
     seen = {}
     original = moco.MomentumContrast.begin_step
 
-    def look(model):
+    def look(model, progress=0.0):
         seen[model.step] = [p.detach().clone() for p in model.query_encoder.parameters()]
-        original(model)
+        original(model, progress)
 
     monkeypatch.setattr(moco.MomentumContrast, "begin_step", look)
     Poison(monkeypatch, {6}, only_gradient)
@@ -196,9 +196,9 @@ def test_back_to_the_last_checkpoint(pictures, tmp_path, monkeypatch):
     at = {}
     original = moco.MomentumContrast.begin_step
 
-    def look(model):
+    def look(model, progress=0.0):
         at[model.step] = model.query_encoder.backbone.conv1.weight.detach().clone()
-        original(model)
+        original(model, progress)
 
     monkeypatch.setattr(moco.MomentumContrast, "begin_step", look)
     Poison(monkeypatch, {7})
@@ -212,10 +212,10 @@ def test_back_to_the_last_checkpoint(pictures, tmp_path, monkeypatch):
 def test_the_run_folder_goes_away(pictures, tmp_path, monkeypatch):
     original = moco.MomentumContrast.begin_step
 
-    def remove(model):
+    def remove(model, progress=0.0):
         if model.step == 6:
             shutil.rmtree(tmp_path / "run")
-        original(model)
+        original(model, progress)
 
     monkeypatch.setattr(moco.MomentumContrast, "begin_step", remove)
     with pytest.raises(TrainingError, match=r"the run folder .*run is gone|cannot write .*run"):
