@@ -280,7 +280,7 @@ def test_published_weights_are_read_from_where_they_lie(tmp_path, monkeypatch):
     weights = timm.create_model("resnet18").state_dict()
     (tmp_path / "weights.pth").touch()
     torch.save(weights, tmp_path / "weights.pth")
-    monkeypatch.setattr("moco.evaluate.subject._weights_file", lambda name, config: tmp_path / "weights.pth")
+    monkeypatch.setattr("moco.evaluate.subject.published_weights", lambda name, config: tmp_path / "weights.pth")
     x, y, _, _ = fashion.load()
     found = evaluate("knn", "resnet18", x[:40], labels=y[:40], k=3, image_size=32, pretrained=True, quiet=True)
     assert list(found.rows) == ["resnet18", "untrained", "raw pixels"]
