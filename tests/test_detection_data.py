@@ -8,9 +8,6 @@ import json
 import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("pycocotools")
-
 from pycocotools import mask as rle
 from pycocotools.coco import COCO
 

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pycocotools")
-pytest.importorskip("torchmetrics")
-
 import moco
 from moco.cli import main
 from moco.contrast.encoders import build_backbone

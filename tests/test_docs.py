@@ -25,8 +25,8 @@ from moco.settings import PretrainSettings
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "extensions"))
-generated = pytest.importorskip("generated")
-docstrings = pytest.importorskip("docstrings")
+import docstrings  # noqa: E402
+import generated  # noqa: E402
 from messages import Message, messages  # noqa: E402
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -192,7 +192,6 @@ def test_every_example_of_the_page_runs(path, workplace, monkeypatch):
             continue
         for word, package in NEEDS.items():
             if word in text:
-                pytest.importorskip(package)
                 places[package] = __import__(package)
         prepare(path, text, workplace)
         if ">>>" in text:
@@ -377,7 +376,6 @@ def test_pictures_are_drawn_and_small():
 
 @pytest.mark.slow
 def test_pages_build_without_a_warning_and_their_links_lead_somewhere(tmp_path):
-    pytest.importorskip("furo")
     command = [
         sys.executable,
         "-m",

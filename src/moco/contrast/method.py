@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,7 @@ class StepOutput:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Method(nn.Module):
+class Method(nn.Module, ABC):
     """A module that turns two views of a batch into a loss.
 
     query_encoder: the encoder that learns, with the parts `backbone` and `head`; what is trained beside it (a
@@ -45,9 +46,9 @@ class Method(nn.Module):
         """Before the first `forward` of an optimiser step. progress: part of the training that is done, 0 to 1."""
         self._generator.manual_seed((self.seed * 1_000_003 + self.step) % 2**63)
 
+    @abstractmethod
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> StepOutput:
         """Loss of a batch of view pairs (N, …). ids: (N,) numbers of the pictures."""
-        raise NotImplementedError
 
     def end_step(self) -> None:
         """After the optimiser: count the step."""
