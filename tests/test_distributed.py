@@ -178,6 +178,10 @@ from moco.resolve import resolve
 from moco.train.parallel import processes
 from moco.train.run import backbone_of
 
+class Untrained(Method):
+    def forward(self, view_a, view_b, ids=None):
+        raise AssertionError("a check must not take a training step")
+
 def check(own, kind, count, chunk):
     monitor.BATCH = chunk
     source = ArraySource(*(array[:count] for array in fashion.load()[:2]))
@@ -190,7 +194,7 @@ def check(own, kind, count, chunk):
             buffer.data.add_(rank)
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     numbers = torch.get_rng_state()
-    figures = monitor.make_monitor(source, settings, own.device)(Method(backbone, None))
+    figures = monitor.make_monitor(source, settings, own.device)(Untrained(backbone, None))
     assert all(module.training for module in backbone.modules())
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
     assert all(parameter.grad is None for parameter in backbone.parameters())

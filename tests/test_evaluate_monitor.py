@@ -21,8 +21,15 @@ def settings(source, **given):
     return resolve(pretrain_settings(**given), source, Processes(0, 1, CPU))
 
 
+class Untrained(Method):
+    """A check looks at the backbone; it takes no training step."""
+
+    def forward(self, view_a, view_b, ids=None):
+        raise AssertionError("a check must not take a training step")
+
+
 def seen_by(backbone):
-    return Method(backbone, None)
+    return Untrained(backbone, None)
 
 
 class Pixels(nn.Module):
