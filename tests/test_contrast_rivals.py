@@ -217,6 +217,42 @@ def test_swav_predicts_the_code_of_a_view_from_the_other():
     assert net.chance_loss == pytest.approx(math.log(10))
 
 
+class Averaging(nn.Module):
+    """An encoder of pictures of any size."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 16)
+
+    def forward(self, pictures):
+        return self.layer(pictures.mean((2, 3))).relu()
+
+
+def test_swav_small_views_predict_the_codes_of_both_large_ones():
+    net = SwAV(Averaging(), head(), prototypes=10, dim=C).train()
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(N, 3, 4, 4, generator=generator) for _ in range(2))
+    small = [torch.randn(N, 3, 2, 2, generator=generator) for _ in range(3)]
+    net.begin_step(0.5)
+    prototypes = net.prototypes.weight.double()
+    rows = [unit(net.query_encoder(view)) for view in (a, b, *small)]
+    with torch.no_grad():
+        codes = [plain_sinkhorn(row @ prototypes.T, 0.05) for row in rows[:2]]
+    wanted = torch.zeros((), dtype=torch.float64)
+    for which, code in enumerate(codes):  # equation 6, averaged
+        others = [row for number, row in enumerate(rows) if number != which]
+        losses = [-(code * (row @ prototypes.T / 0.1).log_softmax(1)).sum(1).mean() for row in others]
+        wanted = wanted + torch.stack(losses).mean() / 2
+    found = net(a, b, None, small=small)
+    assert found.loss.item() == pytest.approx(wanted.item(), rel=1e-4)
+    weights = list(net.parameters())
+    for one, other in zip(torch.autograd.grad(found.loss, weights), torch.autograd.grad(wanted, weights), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    assert abs(found.loss.item() - net(a, b).loss.item()) > 1e-3
+    assert [len(rows) for pair in net._pending for rows in pair] == [N] * 4  # only large ones help to find codes
+
+
 def test_swav_prototypes_stay_as_they_are_at_first():
     net, (a, b) = swav(frozen=0.25), views()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9, weight_decay=1e-3)

@@ -47,6 +47,8 @@ def same(first, second):
         and torch.equal(first.ids, second.ids)
         and first.skipped == second.skipped
         and same_rest(first.rest, second.rest)
+        and len(first.small) == len(second.small)
+        and all(torch.equal(one, other) for one, other in zip(first.small, second.small, strict=True))
     )
 
 
@@ -129,6 +131,42 @@ def test_views_are_those_of_the_drawn_numbers(tiles):
         for row, index in enumerate(ids):
             wanted = apply_image(tiles[index], parameters(table[:, column], 40, 40, settings), row, 24)
             assert (views[row].permute(1, 2, 0).numpy() == wanted).all()
+
+
+SMALL = V2.model_copy(update={"crop_scale": (0.05, 0.14)})
+
+
+@pytest.mark.parametrize("way", ["image", "split", "batch"])
+def test_small_views_come_beside_the_same_two(tiles, way):
+    source = ArraySource(tiles)
+    few, many = stream(source, way=way).batch(13), stream(source, way=way, small=(SMALL,) * 3, small_size=10).batch(13)
+    assert torch.equal(few.query, many.query)
+    assert torch.equal(few.key, many.key)
+    assert few.small == ()
+    assert [view.shape for view in many.small] == [(8, 3, 10, 10)] * 3
+    assert not torch.equal(many.small[0], many.small[1])
+    if way == "split":
+        assert [len(drawn) for drawn in many.rest] == [8] * 5
+    if way == "image":
+        table, ids = draw(5, 2, 13, 8, small=3), many.ids
+        for which, views in enumerate(many.small):
+            drawn = parameters(table[:, 2 + which], 40, 40, SMALL)
+            assert (drawn.height * drawn.width <= 0.16 * 40 * 40).all()
+            for row, index in enumerate(ids):
+                wanted = apply_image(tiles[index], drawn, row, 10)
+                assert (views[row].permute(1, 2, 0).numpy() == wanted).all()
+
+
+def test_small_views_are_the_same_whoever_makes_them(tiles):
+    """Workers, processes, and a start at a later step: the same batch of the same step."""
+    options = {"small": (SMALL,) * 2, "small_size": 10}
+    source = ArraySource(tiles)
+    alone = list(stream(source, **options).run(4, 8))
+    for one, other in zip(alone, stream(source, workers=2, **options).run(4, 8), strict=True):
+        assert same(one, other)
+    parts = [stream(source, rank=rank, world=2, **options).batch(5) for rank in range(2)]
+    for which in range(2):
+        assert torch.equal(torch.cat([part.small[which] for part in parts]), alone[1].small[which])
 
 
 @pytest.mark.parametrize("channels", [1, 3])

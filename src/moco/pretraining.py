@@ -29,7 +29,7 @@ from moco.data.sources import Source, open_source
 from moco.data.sources.opening import KINDS
 from moco.errors import UserError
 from moco.evaluate.monitor import make_monitor
-from moco.recipes import pretrain_settings
+from moco.recipes import ONLY_FOR, pretrain_settings
 from moco.report.curves import draw_curves
 from moco.resolve import absolute, resolve, statistics_change
 from moco.settings import PretrainSettings, RunSettings, check_names, explain
@@ -288,6 +288,8 @@ def build_stream(settings: RunSettings, source: Source, own: Processes, view: Ow
         query=settings.query_views,
         key=settings.key_views,
         size=settings.image_size,
+        small=settings.small_views,
+        small_size=settings.small_size,
         channels=settings.channels,
         batch_size=settings.batch_size,
         repeat=settings.repeat,
@@ -310,7 +312,9 @@ def _show_resolved(console: Console | None, asked: PretrainSettings, found: RunS
         return
     before: Mapping[str, Any] = asked.model_dump()
     chosen = [
-        f"{name} {_short(value)}" for name, value in found.model_dump().items() if before.get(name) == "auto" != value
+        f"{name} {_short(value)}"
+        for name, value in found.model_dump().items()
+        if before.get(name) == "auto" != value and found.method in ONLY_FOR.get(name, (found.method,))
     ]
     for notice in source.notices:
         console.print(notice, highlight=False, markup=False)

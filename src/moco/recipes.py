@@ -80,6 +80,9 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
     "sinkhorn_epsilon": ("swav",),
     "freeze_prototypes": ("swav",),
     "queue_from": ("swav",),
+    "small_crops": ("swav",),
+    "small_crop_size": ("swav",),
+    "small_crop_scale": ("swav",),
     "patch_share": ("cpc",),
 }
 
@@ -146,6 +149,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         **METHODS["swav"],
         **_STRONG,
         "crop_scale": (0.14, 1.0),
+        "small_crops": 6,
         "optimizer": "lars",
         "learning_rate": 0.6,
         "weight_decay": 1e-6,

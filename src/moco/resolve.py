@@ -55,6 +55,8 @@ def resolve(
         keep_tokens=settings.keep_tokens,
     )
     width = feature_width(network, channels, settings.image_size)
+    if settings.small_crops:
+        _check_small_crops(settings, network, channels)
     values = {
         # A run can be continued from any folder.
         "data": absolute(settings.data),
@@ -67,6 +69,7 @@ def resolve(
         "precision": _precision(settings, own.device),
         "monitor": _monitor(settings, source),
         "queue_size": _queue_size(settings, len(source)),
+        "small_crop_size": settings.small_size,
         "head_width": width if settings.head_width == "auto" else settings.head_width,
         **_statistics(settings, source, channels, prepared),
         **_pace(settings, len(source)),
@@ -108,6 +111,15 @@ def _check_batch(settings: PretrainSettings, source: Source, own: Processes) -> 
             f"batch_size {settings.batch_size} does not divide into {own.world} processes × accumulate "
             f"{settings.accumulate}: set --batch-size {settings.batch_size // pieces * pieces or pieces}"
         )
+
+
+def _check_small_crops(settings: PretrainSettings, network: nn.Module, channels: int) -> None:
+    try:
+        feature_width(network, channels, settings.small_size)
+    except UserError as error:
+        raise UserError(
+            f"small_crops: {error}; set another --small-crop-size, another --backbone, or --small-crops 0"
+        ) from error
 
 
 def _precision(settings: PretrainSettings, device: torch.device) -> str:

@@ -210,6 +210,15 @@ class MethodSettings(_Settings):
     sinkhorn_epsilon: Positive = Field(0.05, description="swav: how soft the assignment to clusters is (ε)")
     freeze_prototypes: float = Field(1.0, ge=0, description="swav: epochs in which the prototypes stay as they are")
     queue_from: float = Field(15.0, ge=0, description="swav: epochs before its queue takes part")
+    small_crops: int = Field(
+        0, ge=0, description="swav: further, smaller views of each picture, which only predict (multi-crop)"
+    )
+    small_crop_size: Auto | Annotated[int, Field(gt=0)] = Field(
+        "auto", description="side of these in pixels (auto: 3/7 of image_size, as the paper's 96 of 224)"
+    )
+    small_crop_scale: tuple[float, float] = Field(
+        (0.05, 0.14), description="share of the picture's area that they take; their colours are the query's"
+    )
     patch_share: Annotated[float, Field(gt=0, le=0.5)] = Field(
         0.25, description="cpc: side of a patch as a part of the picture's; patches lie half of it apart"
     )
@@ -312,6 +321,13 @@ class PretrainSettings(
                 raise ValueError(explain(error)) from error
         return value
 
+    @field_validator("small_crop_scale")
+    @classmethod
+    def _small_crop_scale(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1] <= 1:
+            raise ValueError(f"must be two numbers 0 < low ≤ high ≤ 1, not {value[0]:g} {value[1]:g}")
+        return value
+
     @model_validator(mode="after")
     def _together(self) -> PretrainSettings:
         if self.batch_size % self.accumulate:
@@ -331,6 +347,8 @@ class PretrainSettings(
             raise ValueError("hard_negatives and hard_weight are for --method moco with --dictionary queue")
         if self.warmup_epochs != "auto" and self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} must be fewer than epochs {self.epochs}")
+        if self.small_crops and self.views == "custom":
+            raise ValueError("small_crops are not made by a function of views: set small_crops to 0")
         return self
 
     @property
@@ -352,6 +370,16 @@ class PretrainSettings(
     def key_views(self) -> ViewSettings:
         """The view settings of the key: the query's, with `key_view` on top."""
         return ViewSettings(**(self.query_views.model_dump() | dict(self.key_view or {})))
+
+    @property
+    def small_views(self) -> tuple[ViewSettings, ...]:
+        """The view settings of the small crops, one for each."""
+        return self.small_crops * (self.query_views.model_copy(update={"crop_scale": self.small_crop_scale}),)
+
+    @property
+    def small_size(self) -> int:
+        """Side of the small crops in pixels."""
+        return max(round(self.image_size * 3 / 7), 1) if self.small_crop_size == "auto" else self.small_crop_size
 
 
 class RunSettings(PretrainSettings):

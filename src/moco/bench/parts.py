@@ -205,12 +205,12 @@ def step_rate(job: Job, seconds: float, least: int = LEAST_STEPS) -> float:
         stream = _stream(settings, stream.source, job.processes, min(rows, PICTURES), workers=0)
     made = place(stream.batch(0), device)
     again = torch.arange(rows, device=device) % len(made.ids)
-    query, key = made.query[again], made.key[again]
+    query, key, *small = (views[again] for views in made.views)
 
     def steps() -> Iterator[int]:
         for step in itertools.count():
             ids = torch.arange(rows, device=device) + step * rows  # new ones, or the queue would hold no negatives
-            optimise(job, job.model, Batch(query, key, ids, []), step, STILL)
+            optimise(job, job.model, Batch(query, key, ids, [], small=tuple(small)), step, STILL)
             yield rows
 
     work = steps()

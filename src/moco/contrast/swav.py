@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,16 +31,17 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tens
 class SwAV(Method):
     """One encoder, prototypes, and the swapped prediction: the code of a view from the features of the other.
 
-    The loss is −½ Σ over both ways round of Σₖ codeₖ(a) · ln softmaxₖ(z_b·cₖ/τ) (equation 2). Codes come from all
-    processes' features and carry no gradient; gradient reaches the encoder and the prototypes cₖ, which are brought
-    back to unit norm before each step.
+    The loss is −½ Σ over both ways round of Σₖ codeₖ(a) · ln softmaxₖ(z_b·cₖ/τ) (equation 2). With small views v of
+    the pictures (multi-crop, section 3.2 and equation 6) the code of each of the two is to be predicted from all other
+    views, which count alike; small views have no codes. Codes come from all processes' features and carry no gradient;
+    gradient reaches the encoder and the prototypes cₖ, which are brought back to unit norm before each step.
 
     encoder: maps a batch to features (N, D). head: maps them to (N, C). prototypes: K, and dim: C. temperature: τ.
     epsilon: of `sinkhorn`. frozen: part of the training in which prototypes stay as they are (the paper's: the first
     epoch). queue_size: features of each view kept from earlier steps, that take part in finding the codes, where a
     batch is small beside K; 0 for none (the paper's: 3,840 at a batch of 256). queue_from: part of the training after
-    which they do. Both views are encoded as one batch, and so normalised together; of the paper's multi-crop these are
-    the two large crops. Raises ValueError for sizes, a temperature or an epsilon that are not positive.
+    which they do. Views of one size are encoded as one batch, and so normalised together. Raises ValueError for sizes,
+    a temperature or an epsilon that are not positive.
     """
 
     def __init__(
@@ -78,22 +80,32 @@ class SwAV(Method):
         with torch.no_grad():
             self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
-    def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> StepOutput:
-        """Loss of a batch of view pairs (N, …). ids: not needed. In training mode features are kept for `end_step`."""
+    def forward(
+        self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None, small: Sequence[Tensor] = ()
+    ) -> StepOutput:
+        """Loss of a batch of view pairs (N, …). In training mode features are kept for `end_step`.
+
+        ids: not needed. small: further views of the same pictures, each (N, C, s, s), all of one size.
+        """
         both = F.normalize(self.query_encoder(torch.cat([view_a, view_b])).float(), dim=1)
         first, second = both.chunk(2)
+        features = both
+        if small:
+            features = torch.cat([both, F.normalize(self.query_encoder(torch.cat(list(small))).float(), dim=1)])
         prototypes = self.prototypes.weight.float()
         if self._progress < self.frozen:
             # A gradient of zero, not none: processes wait for that of every parameter.
             prototypes = prototypes.detach() + 0 * prototypes
         with torch.autocast(both.device.type, enabled=False):
-            predictions = (both @ prototypes.T / self.temperature).log_softmax(1)
-            codes = torch.cat([self._codes(second, self.queue_b), self._codes(first, self.queue_a)])
+            predictions = (features @ prototypes.T / self.temperature).log_softmax(1)
+            code_a, code_b = self._codes(first, self.queue_a), self._codes(second, self.queue_b)
+            # What a view is to predict: the other's code, and a small view those of both.
+            codes = torch.cat([code_b, code_a, *([code_a + code_b] * len(small))])
         if self.training:
             self._pending.append((first.detach(), second.detach()))
-        mean = predictions.detach().exp().mean(0)
+        mean = predictions.detach()[: len(both)].exp().mean(0)
         return StepOutput(
-            -(codes * predictions).sum(1).mean(),
+            -(codes * predictions).sum() / (2 * len(view_a) * (1 + len(small))),
             {
                 "positive_similarity": (first * second).sum(1).mean().detach(),
                 "prototype_usage": (-(mean * mean.log()).sum()).exp() / len(mean),

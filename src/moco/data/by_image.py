@@ -1,7 +1,8 @@
-"""The two views of each picture of a batch, picture by picture on the CPU: read, decode once, crop twice, recolour."""
+"""The views of each picture of a batch, picture by picture on the CPU: read, decode once, crop, recolour."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,17 +28,17 @@ PIXELS = 2**19
 
 @dataclass
 class Made:
-    """Two views of n pictures.
+    """Views of n pictures.
 
     Attributes:
-        views: uint8 (2, n, S, S, C).
-        drawn: what was drawn for the first and for the second views.
+        views: of each kind of view, uint8 (n, S, S, C).
+        drawn: what was drawn for them.
         ids: (n,) int64: numbers of the pictures that were used.
         skipped: (name, reason) of pictures that could not be read.
     """
 
-    views: Array
-    drawn: tuple[ViewParameters, ViewParameters]
+    views: list[Array]
+    drawn: tuple[ViewParameters, ...]
     ids: Array
     skipped: list[tuple[str, str]]
 
@@ -46,18 +47,19 @@ def make_views(
     source: Source,
     ids: Array,
     table: Array,
-    settings: tuple[ViewSettings, ViewSettings],
+    settings: Sequence[ViewSettings],
     *,
-    size: int,
+    sizes: Sequence[int],
     channels: int,
     finish: bool,
 ) -> Made:
-    """Two views of the pictures `ids`, from a table of uniform numbers (n, 2, DRAWS).
+    """Views of the pictures `ids`, from a table of uniform numbers (n, views, DRAWS).
 
-    finish: False leaves it at crop and resize; `drawn` says what is left. Raises UserError if nothing can be read.
+    settings, sizes: how each of the views is made, and its side in pixels. finish: False leaves it at crop and resize;
+    `drawn` says what is left. Raises UserError if nothing can be read.
     """
-    making = _Making(source, ids, table, settings, size, channels, finish)
-    together = max(1, PIXELS // size**2)
+    making = _Making(source, ids, table, settings, sizes, channels, finish)
+    together = max(1, PIXELS // max(sizes) ** 2)
     ahead = max(AHEAD, together) if isinstance(source, ArraySource) else AHEAD
     for start in range(0, len(ids), ahead):
         making.rows(range(start, min(start + ahead, len(ids))), together)
@@ -72,17 +74,17 @@ class _Making:
         source: Source,
         ids: Array,
         table: Array,
-        settings: tuple[ViewSettings, ViewSettings],
-        size: int,
+        settings: Sequence[ViewSettings],
+        sizes: Sequence[int],
         channels: int,
         finish: bool,
     ) -> None:
-        self.source, self.table, self.settings, self.size, self.channels = source, table, settings, size, channels
+        self.source, self.table, self.settings, self.sizes, self.channels = source, table, settings, sizes, channels
         # The boxes come later, when sizes are known: these are those of a single pixel.
-        query, key = (parameters(table[:, view], 1, 1, settings[view]) for view in range(2))
-        self.steps = [colour_steps(view, channels) for view in (query, key)] if finish else []
-        views = np.empty((2, len(ids), size, size, channels), np.uint8)
-        self.made = Made(views, (query, key), ids.copy(), [])
+        drawn = tuple(parameters(table[:, view], 1, 1, how) for view, how in enumerate(settings))
+        self.steps = [colour_steps(view, channels) for view in drawn] if finish else []
+        views = [np.empty((len(ids), size, size, channels), np.uint8) for size in sizes]
+        self.made = Made(views, drawn, ids.copy(), [])
 
     def rows(self, rows: range, together: int) -> None:
         """Make the views of some rows of the batch; `together` of them are recoloured at a time."""
@@ -95,7 +97,7 @@ class _Making:
             for row in some:
                 self._crop(row, *self._pixels(row, samples[row - rows[0]], headers[row - rows[0]]))
             for view, steps in enumerate(self.steps):
-                stack = self.made.views[view, some[0] : some[-1] + 1]
+                stack = self.made.views[view][some[0] : some[-1] + 1]
                 per_image.recolour(stack, self.made.drawn[view], steps, some)
 
     def _read(self, row: int) -> Sample | None:
@@ -131,18 +133,21 @@ class _Making:
         return pixels, reduction
 
     def _reduction(self, row: int, header: Header) -> int:
-        """The largest reduction that leaves both crops at least as large as the views; of CMYK there is none."""
+        """The largest reduction that leaves all crops at least as large as their views; of CMYK there is none."""
         if header.components == 4:
             return 1
-        least = min(int(min(drawn.height[row], drawn.width[row])) for drawn in self.made.drawn)
-        return next((number for number in REDUCTIONS if least >= number * self.size and header.divides(number)), 1)
+        most = min(
+            min(drawn.height[row], drawn.width[row]) / size
+            for drawn, size in zip(self.made.drawn, self.sizes, strict=True)
+        )
+        return next((number for number in REDUCTIONS if most >= number and header.divides(number)), 1)
 
     def _crop(self, row: int, pixels: Array, reduction: int) -> None:
-        """Crop and resize both views of a row."""
+        """Crop and resize all views of a row."""
         for view, drawn in enumerate(self.made.drawn):
             box = [int(lengths[row]) for lengths in (drawn.top, drawn.left, drawn.height, drawn.width)]
             top, left, height, width = box if reduction == 1 else [length / reduction for length in box]
-            self.made.views[view, row] = per_image.crop_resize(pixels, top, left, height, width, self.size)
+            self.made.views[view][row] = per_image.crop_resize(pixels, top, left, height, width, self.sizes[view])
 
 
 def _header(sample: Sample) -> Header | None:

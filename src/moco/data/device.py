@@ -30,14 +30,15 @@ def prefetch(batches: Iterator[Batch], device: torch.device) -> Generator[Batch,
                 return
             placed = place(found, device)
         training.wait_stream(side)
-        for tensor in (placed.query, placed.key, placed.ids):
+        for tensor in (*placed.views, placed.ids):
             tensor.record_stream(training)  # or its memory could be given away while the step still reads it
         yield placed
 
 
 def place(batch: Batch, device: torch.device) -> Batch:
     """A batch on `device`, with what its `rest` asks for done to its views there."""
-    query, key = (view.to(device, non_blocking=True) for view in (batch.query, batch.key))
+    views = [view.to(device, non_blocking=True) for view in batch.views]
     if batch.rest is not None:
-        query, key = (batched.recolour(view, left) for view, left in zip((query, key), batch.rest, strict=True))
-    return Batch(query, key, batch.ids.to(device, non_blocking=True), batch.skipped)
+        views = [batched.recolour(view, left) for view, left in zip(views, batch.rest, strict=True)]
+    query, key, *small = views
+    return Batch(query, key, batch.ids.to(device, non_blocking=True), batch.skipped, small=tuple(small))

@@ -29,14 +29,25 @@ LUMINANCE = (0.2989, 0.587, 0.114)  # torchvision's weights, those of ITU-R BT.6
 SOLARIZE_FROM = 128
 BLUR_REACH = 3  # standard deviations; torchvision's fixed kernel of 23 differs by less than a grey level
 
-_STREAM = 0x76696577  # keeps these numbers apart from everybody else who starts from the same seed
+# These keep the numbers apart from everybody else's who starts from the same seed.
+_STREAM = 0x76696577
+_SMALL_STREAM = 0x736D616C
 
 
-def draw(seed: int, epoch: int, step: int, count: int) -> Array:
-    """Uniform numbers in [0, 1) for the two views of `count` pictures: float64, (count, 2, DRAWS). A pure function."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(_STREAM, epoch, step))
+def draw(seed: int, epoch: int, step: int, count: int, small: int = 0) -> Array:
+    """Uniform numbers in [0, 1) for views of `count` pictures: float64, (count, 2 + small, DRAWS). A pure function.
+
+    small: views beside the two usual ones, whose numbers are the same with and without them.
+    """
     # Drawn column by column, so that a column added at the end leaves the others as they are.
-    return np.random.default_rng(sequence).random((DRAWS, count, 2)).transpose(1, 2, 0)
+    streams = ((_STREAM, 2), (_SMALL_STREAM, small)) if small else ((_STREAM, 2),)
+    tables = [
+        np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, epoch, step))).random(
+            (DRAWS, count, views)
+        )
+        for stream, views in streams
+    ]
+    return (np.concatenate(tables, axis=2) if small else tables[0]).transpose(1, 2, 0)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Batches of two views, in a seeded order, from any step on. A batch is a pure function of its step."""
+"""Batches of views, in a seeded order, from any step on. A batch is a pure function of its step."""
 
 from __future__ import annotations
 
@@ -50,19 +50,26 @@ class Batch:
         query, key: (n, C, S, S), uint8 on the CPU, or float32 in [0, 1] on the device (way "batch", see there).
         ids: (n,) int64 on the CPU: numbers of the pictures in the source.
         skipped: (name, reason) of pictures that could not be decoded; others (`reading.stand_ins`) are in their places.
-        rest: what is left to do to query and key (`views.recolour`), or None if they are done.
+        rest: what is left to do to query, key and small (`views.recolour`), or None if they are done.
+        small: further views, each (n, C, s, s) of another size.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     ids: torch.Tensor
     skipped: list[tuple[str, str]]
-    rest: tuple[ViewParameters, ViewParameters] | None = None
+    rest: tuple[ViewParameters, ...] | None = None
+    small: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """All of them: query, key, and the small ones."""
+        return (self.query, self.key, *self.small)
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory. Called by torch's loader."""
-        query, key, ids = (tensor.pin_memory() for tensor in (self.query, self.key, self.ids))
-        return Batch(query, key, ids, self.skipped, self.rest)
+        query, key, *small = (view.pin_memory() for view in self.views)
+        return Batch(query, key, self.ids.pin_memory(), self.skipped, self.rest, tuple(small))
 
 
 def cores() -> int:
@@ -95,6 +102,7 @@ class ViewStream:
             `views.recolour` to do the rest to whole batches elsewhere; "batch" takes an ArraySource and makes all
             views of a batch at once on `device`, without workers (on a CPU only tiny views: larger ones are made as
             in "image", which is faster there); "custom" lets `own_view` make them, and query and key are not used.
+        small: how further views are made, of `small_size` pixels; not with way "custom".
         repeat: how often each picture occurs in an epoch: so many orders, one behind the other.
         rank, world: this process takes rows rank·b … (rank + 1)·b of every batch, b = batch_size / world.
 
@@ -115,6 +123,8 @@ class ViewStream:
         way: Literal["image", "batch", "split", "custom"],
         device: torch.device,
         own_view: OwnView | None = None,
+        small: Sequence[ViewSettings] = (),
+        small_size: int = 0,
         repeat: int = 1,
         rank: int = 0,
         world: int = 1,
@@ -134,9 +144,8 @@ class ViewStream:
             check_own_view(own_view, workers)
         self.source = source
         self.own_view = own_view
-        self.query = query
-        self.key = key
-        self.size = size
+        self.settings = (query, key, *small)
+        self.sizes = (size, size, *(small_size for _ in small))
         self.channels = channels
         self.batch_size = batch_size
         self.seed = seed
@@ -175,7 +184,7 @@ class ViewStream:
         ids = self.ids(step)
         if self.way == "custom":
             return self._own_batch(step, ids)
-        table = draw(self.seed, step // self.steps_per_epoch, step, self.batch_size)[self.rows]
+        table = draw(self.seed, step // self.steps_per_epoch, step, self.batch_size, len(self.sizes) - 2)[self.rows]
         if self._resident is not None:
             return self._batch_at_once(ids, table)
         return self._batch_by_image(ids, table)
@@ -184,14 +193,16 @@ class ViewStream:
         assert self._resident is not None
         images = take(self._resident, ids, self.channels, self.device)
         height, width = images.shape[2:]
-        query = apply_batch(images, parameters(table[:, 0], height, width, self.query), self.size)
-        key = apply_batch(images, parameters(table[:, 1], height, width, self.key), self.size)
-        return Batch(query, key, torch.from_numpy(ids.copy()), [])
+        query, key, *small = (
+            apply_batch(images, parameters(table[:, view], height, width, how), size)
+            for view, (how, size) in enumerate(zip(self.settings, self.sizes, strict=True))
+        )
+        return Batch(query, key, torch.from_numpy(ids.copy()), [], small=tuple(small))
 
     def _own_batch(self, step: int, ids: Array) -> Batch:
         assert self.own_view is not None
         views, used, skipped = make_own_views(
-            self.source, ids, self.own_view, seed=self.seed, step=step, first_row=self.rows.start, size=self.size,
+            self.source, ids, self.own_view, seed=self.seed, step=step, first_row=self.rows.start, size=self.sizes[0],
             channels=self.channels,
         )  # fmt: skip
         query, key = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
@@ -200,11 +211,12 @@ class ViewStream:
     def _batch_by_image(self, ids: Array, table: Array) -> Batch:
         finish = self.way != "split"
         made = make_views(
-            self.source, ids, table, (self.query, self.key), size=self.size, channels=self.channels, finish=finish
+            self.source, ids, table, self.settings, sizes=self.sizes, channels=self.channels, finish=finish
         )
         # Channels stay last in memory, which is the layout that the encoders want.
-        query, key = torch.from_numpy(made.views).permute(0, 1, 4, 2, 3)
-        return Batch(query, key, torch.from_numpy(made.ids), made.skipped, None if finish else made.drawn)
+        query, key, *small = (torch.from_numpy(views).permute(0, 3, 1, 2) for views in made.views)
+        rest = None if finish else made.drawn
+        return Batch(query, key, torch.from_numpy(made.ids), made.skipped, rest, tuple(small))
 
     def run(self, first_step: int, last_step: int) -> Iterator[Batch]:
         """The batches of the global steps first_step … last_step − 1."""

@@ -136,11 +136,12 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
     model.begin_step(step / job.steps)
     pieces = settings.accumulate
     totals: dict[str, Tensor] = {}
-    for piece, (view_a, view_b, ids) in enumerate(_pieces(batch, pieces)):
-        view_a, view_b = (_on_device(view, settings, device) for view in (view_a, view_b))
+    for piece, (ids, *views) in enumerate(_pieces(batch, pieces)):
+        view_a, view_b, *small = (_on_device(view, settings, device) for view in views)
+        further = {"small": small} if small else {}  # only methods that ask for small views know of them
         with _exchange(forward, last=piece == pieces - 1):
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                output = forward(view_a, view_b, ids.to(device))
+                output = forward(view_a, view_b, ids.to(device), **further)
             job.scaler.scale(output.loss / pieces).backward()
         for name, value in {"loss": output.loss.detach(), **output.metrics}.items():
             totals[name] = totals.get(name, 0) + value / pieces
@@ -156,8 +157,9 @@ def optimise(job: Job, forward: nn.Module, batch: Batch, step: int, rate: float)
     return totals
 
 
-def _pieces(batch: Batch, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    return zip(batch.query.chunk(count), batch.key.chunk(count), batch.ids.chunk(count), strict=True)
+def _pieces(batch: Batch, count: int) -> Iterator[tuple[Tensor, ...]]:
+    """(ids, query, key, small views …) of each piece."""
+    return zip(*(tensor.chunk(count) for tensor in (batch.ids, *batch.views)), strict=True)
 
 
 def _on_device(view: Tensor, settings: RunSettings, device: torch.device) -> Tensor:
