@@ -403,14 +403,17 @@ if world > 1:
 torch.manual_seed(0)
 generator = torch.Generator().manual_seed(5)
 batches = [torch.randn(2, 8, 3, 12, 12, generator=generator) for _ in range(3)]
-plain = lambda: nn.Sequential(nn.Flatten(), nn.Linear(432, 16), nn.ReLU())
+plain = lambda width=432: nn.Sequential(nn.Flatten(), nn.Linear(width, 16), nn.ReLU())
 made = {
     "simclr": lambda: SimCLR(plain(), nn.Linear(16, 8), batch_size=8),
     "byol": lambda: BYOL(plain(), nn.Linear(16, 8), predictor=nn.Linear(8, 8), momentum=0.9),
     "swav": lambda: SwAV(plain(), nn.Linear(16, 8), prototypes=5, dim=8, queue_size=16, queue_from=0.5, frozen=0.3),
     "cpc": lambda: CPC(nn.Sequential(nn.Conv2d(3, 12, 4), nn.Flatten()), nn.Linear(12, 8), width=12, dim=8,
                        patch_size=4, image_size=12, batch_size=8),
+    "multi-crop": lambda: SwAV(nn.Sequential(nn.AdaptiveAvgPool2d(2), plain(12)), nn.Linear(16, 8),
+                               prototypes=5, dim=8),
 }
+small = torch.randn(3, 2, 8, 3, 6, 6, generator=generator)
 found = {}
 for name, make in made.items():
     torch.manual_seed(1)
@@ -420,7 +423,8 @@ for name, make in made.items():
     for number, batch in enumerate(batches):
         a, b = (view.chunk(world)[rank] for view in batch)
         net.begin_step(number / 3)
-        forward(a, b).loss.backward()
+        further = {"small": [view.chunk(world)[rank] for view in small[number]]} if name == "multi-crop" else {}
+        forward(a, b, **further).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         net.end_step()
@@ -584,6 +588,12 @@ def test_settings_that_mean_nothing_to_a_method_are_refused():
         resolved(method="cpc", compile=True)
     with pytest.raises(UserError, match="collapses without a predictor"):
         build_model(resolved(method="byol", predictor_layers=0))
+    with pytest.raises(UserError, match="function of views: set small_crops to 0"):
+        resolved(method="swav", small_crops=2, views="custom")
+    with pytest.raises(UserError, match=r"small_crops: the backbone cannot take 7 pixels.*--small-crop-size"):
+        resolved(method="swav", small_crops=2, backbone="vit_tiny_patch16_224", base_width=None)
+    with pytest.raises(UserError, match=r"small_crop_scale = \(0.3, 0.2\): must be two numbers"):
+        resolved(method="swav", small_crop_scale=(0.3, 0.2))
     with pytest.raises(UserError, match="patches of 4 pixels"):
         build_model(resolved(method="cpc", backbone="vit_tiny_patch16_224", base_width=None))
 
@@ -597,7 +607,8 @@ def test_the_settings_of_a_run_can_be_the_file_of_another(tmp_path):
 
 @pytest.mark.parametrize("method", CLASSES)
 def test_a_run_that_was_cut_ends_as_one_left_alone(method, garments, tmp_path, monkeypatch):
-    settings = TINY | ({"queue_size": 64, "prototypes": 20, "queue_from": 1.0} if method == "swav" else {})
+    own = {"queue_size": 64, "prototypes": 20, "queue_from": 1.0, "small_crops": 2, "accumulate": 2}
+    settings = TINY | (own if method == "swav" else {})
 
     def run(name):
         return moco.pretrain(garments[:64], out=str(tmp_path / name), quiet=True, method=method, **settings)

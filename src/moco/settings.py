@@ -325,7 +325,7 @@ class PretrainSettings(
     @classmethod
     def _small_crop_scale(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not 0 < value[0] <= value[1] <= 1:
-            raise ValueError(f"must be two numbers 0 < low ≤ high ≤ 1, not {value[0]:g} {value[1]:g}")
+            raise ValueError("must be two numbers 0 < low ≤ high ≤ 1")
         return value
 
     @model_validator(mode="after")
