@@ -1,53 +1,138 @@
-"""Code in several gloo processes that start fast: one interpreter imports what is heavy, and then forks."""
+"""Real processes that start at once: one interpreter imports what is heavy, and is forked for each of them.
 
+Imports take a hundred times as long as a small training. The processes are as separate as any: they have their own
+memory, are killed, stopped and sent signals like others, and keep nothing from one to the next.
+"""
+
+import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 _SERVER = """
-import json, os, signal, sys, traceback
-import cv2, numpy, timm, torch, moco, moco.pretraining
+import json, os, signal, sys
+import cv2, numpy, timm, torch, moco, moco.cli, moco.pretraining
 
-def start(code, rank, world, port):
+def start(asked):
     child = os.fork()
     if child:
+        running.add(child)
         return child
-    status = 1
-    try:
-        os.environ.pop("WORLD_SIZE", None)
-        if world > 1:
-            os.environ |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            }
-        exec(code, {"__name__": "__main__", "rank": rank, "world": world})
-        status = 0
-    except SystemExit as end:
-        status = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    answers.close()
+    os.setsid()
+    if asked["cores"]:
+        os.sched_setaffinity(0, asked["cores"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(asked[name], os.O_WRONLY | os.O_APPEND), number)
+    exec(asked["code"], {"__name__": "__main__", **asked["names"]})
+    sys.exit()  # as any Python program ends
 
-def end_of(child):
-    status = os.waitpid(child, os.WUNTRACED)[1]
-    return None if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
+def status_of(child):
+    found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+    if not found:
+        return "runs"
+    if os.WIFSTOPPED(status):
+        return "stopped"
+    running.discard(child)
+    return os.waitstatus_to_exitcode(status)
 
-statuses = []
-for group in sys.argv[2:]:
-    world, port = group.split(":")
-    children = [start(sys.argv[1], rank, int(world), port) for rank in range(int(world))]
-    ends = [end_of(child) for child in children]
-    for child in [child for child, end in zip(children, ends) if end is None]:
-        os.kill(child, signal.SIGKILL)
-    statuses += ends
-print(json.dumps(statuses), file=sys.stderr)
+running = set()
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps(status_of(asked) if isinstance(asked, int) else start(asked)), file=answers, flush=True)
+for child in running:
+    os.kill(child, signal.SIGKILL)
 """
+_server: "subprocess.Popen[str] | None" = None
+
+
+def _ask(what: object) -> Any:
+    global _server
+    if _server is None:
+        _server = subprocess.Popen(
+            [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        atexit.register(_server.communicate)  # it ends with its input
+    assert _server.stdin is not None
+    assert _server.stdout is not None
+    print(json.dumps(what), file=_server.stdin, flush=True)
+    return json.loads(_server.stdout.readline())
+
+
+class Started:
+    """Python code in a process of its own, in a session of its own.
+
+    names: the globals that the code finds. environment: added to os.environ. What it prints goes to files.
+    """
+
+    def __init__(self, code: str, names: dict[str, Any] | None = None, **environment: str) -> None:
+        self._files = tempfile.TemporaryDirectory()
+        self._out, self._err = (Path(self._files.name) / name for name in ("out", "err"))
+        self._out.touch()
+        self._err.touch()
+        self.returncode: int | None = None
+        """The exit status, negative for a signal, once `poll` or `wait` has seen it end."""
+        self.stopped = False
+        self.pid: int = _ask(
+            {
+                "code": code, "names": names or {}, "out": str(self._out), "err": str(self._err),
+                "environment": os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+                "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+            }
+        )  # fmt: skip
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+        if self.returncode is None:
+            found = _ask(self.pid)
+            self.stopped = self.stopped or found == "stopped"
+            self.returncode = found if isinstance(found, int) else None
+        return self.returncode
+
+    def wait(self, timeout: float = 900) -> int | None:
+        """The exit status, once it has ended; None where it has stopped (SIGSTOP)."""
+        until, pause = time.monotonic() + timeout, 0.005
+        while self.poll() is None and not self.stopped:
+            if time.monotonic() > until:
+                self.kill()
+                raise AssertionError(f"still runs after {timeout:g} s: {self.said}")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.stopped = False
+
+    @property
+    def printed(self) -> str:
+        """What it printed."""
+        return self._out.read_text()
+
+    @property
+    def said(self) -> str:
+        """What it printed as errors."""
+        return self._err.read_text()
+
+
+def moco_process(*words: object) -> Started:
+    """`moco WORDS`."""
+    return Started("import moco.cli; raise SystemExit(moco.cli.main(words))", {"words": [str(word) for word in words]})
 
 
 def in_processes(
@@ -55,22 +140,30 @@ def in_processes(
 ) -> str:
     """Run `code` in as many processes as each of `worlds` says, one such group after the other; what they printed.
 
-    The code finds its `rank` and `world` among its globals, and `more` in os.environ. statuses: with which the
-    processes must end, by default all with 0; None is one that has stopped (SIGSTOP) and is killed when the others
-    have ended. port: where they meet, by default one of which the first process keeps the store.
+    The code finds its `rank`, `world` and `group` (the place in `worlds`) among its globals, and `more` in os.environ.
+    statuses: with which the processes must end, by default all with 0; None is one that has stopped (SIGSTOP) and is
+    killed when the others have ended. port: where they meet, by default one of which the first process keeps the store.
     """
-    groups = [f"{world}:{port or free_port()}" for world in worlds]
-    done = subprocess.run(
-        [sys.executable, "-c", _SERVER, code, *groups],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in more.items()},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    expected = [0] * sum(worlds) if statuses is None else list(statuses)
-    assert done.stderr.rstrip().endswith(json.dumps(expected)), done.stdout[-2000:] + done.stderr[-6000:]
-    return done.stdout
+    found: list[int | None] = []
+    printed = said = ""
+    for group, world in enumerate(worlds):
+        meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+        children = [
+            Started(
+                code,
+                {"rank": rank, "world": world, "group": group},
+                **(meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {}),
+                **{name: str(value) for name, value in more.items()},
+            )
+            for rank in range(world)
+        ]
+        found += [child.wait() for child in children]
+        for child in children:
+            child.kill()
+        printed += "".join(child.printed for child in children)
+        said += "".join(child.said for child in children)
+    assert found == ([0] * sum(worlds) if statuses is None else list(statuses)), printed[-2000:] + said[-6000:]
+    return printed
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import signal
 import struct
 import zlib
@@ -18,14 +19,17 @@ from moco.check.display import shown, words
 from moco.check.duplicates import MOST_BITS, MOST_GAP, difference_hash, exact_groups, near_groups
 from moco.check.examine import THUMBNAIL, thumbnail
 from moco.check.pool import DIED, examine_all
-from moco.cli import main
+from moco.cli import main, make_parser
 from moco.data.bad_files import BadFiles
 from moco.data.decode import MAX_PIXELS, DecodeError, decode
 from moco.data.loader import ViewStream
 from moco.data.sources import ArraySource, open_source
 from moco.data.sources.base import Pictures
 from moco.errors import UserError
-from moco.settings import ViewSettings
+from moco.recipes import pretrain_settings
+from moco.resolve import resolve
+from moco.settings import PretrainSettings, ViewSettings
+from moco.train.parallel import Processes
 
 
 def encoded(picture, kind, **options):
@@ -256,7 +260,7 @@ def test_what_the_command_writes(hostile, tmp_path, capsys):
     assert all(item["reason"] for item in read["suggestions"].values())
     assert "cannot be read" in err
     assert "[bold]markup.png" in err
-    assert "1 readable files have a line break" in err
+    assert "1 readable file has a line break" in err
     again = open_source(tmp_path / "good.txt")
     good = {os.path.basename(again[number].name) for number in range(len(again))}
     assert len(again) == len(good) == len(found.good) - 1  # but for the name with a line break
@@ -434,9 +438,13 @@ def test_thumbnails_of_any_picture(channels):
 @pytest.mark.parametrize(
     ("shape", "wanted"),
     [
-        ((300, 28, 28), {"image_size": 32, "channels": 1, "stem": "small", "batch_size": 16, "queue_size": 128}),
-        ((40, 96, 200, 3), {"image_size": 96, "channels": 3, "stem": "imagenet", "recipe": "v2"}),
-        ((20, 300, 400, 5), {"image_size": 224, "channels": 5, "epochs": 800}),
+        (
+            (300, 28, 28),
+            {"image_size": 32, "channels": 1, "stem": "small", "batch_size": 32, "queue_size": 128, "repeat": 2},
+        ),
+        ((40, 96, 200, 3), {"image_size": 96, "channels": 3, "stem": "imagenet", "recipe": "v2", "batch_size": 32}),
+        ((20, 300, 400, 5), {"image_size": 224, "channels": 5, "batch_size": 16, "repeat": 13, "epochs": 100}),
+        ((1100, 8, 8), {"batch_size": 64, "epochs": 800, "backbone": "resnet18"}),
     ],
 )
 def test_suggestions(shape, wanted):
@@ -444,6 +452,56 @@ def test_suggestions(shape, wanted):
     found = {item.setting: item.value for item in check(ArraySource(pictures)).suggestions}
     assert {name: found[name] for name in wanted} == wanted
     assert found["queue_size"] <= shape[0] / 2
+    assert min(32, shape[0] / 2) <= found["batch_size"] <= shape[0]
+    assert ("repeat" in found) == (shape[0] < 512)
+
+
+def copied(line):
+    """Settings, resolved for their data, of a command as a shell would take it."""
+    words = shlex.split(line)
+    assert words[:2] == ["moco", "pretrain"]
+    given = vars(make_parser(words[1:])[0].parse_args(words[1:]))
+    (data,), values = given["data"], {name: given[name] for name in given if name in PretrainSettings.model_fields}
+    settings = pretrain_settings(**(values | {"data": data}))
+    return resolve(settings, open_source(data, settings.labels), Processes(0, 1, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"),
+    [(2, (8, 8)), (3, (50, 40, 3)), (33, (64, 64, 3)), (600, (9, 9)), (6, (250, 250, 5)), (5, (40, 40, 4))],
+)
+def test_the_command_that_is_suggested_works(count, shape, tmp_path):
+    file = tmp_path / "some 'pictures'.npy"
+    np.save(file, np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8))
+    found = check(file, workers=0)
+    values = copied(found.command).model_dump()
+    assert {item.setting: values[item.setting] for item in found.suggestions} == {
+        item.setting: item.value for item in found.suggestions
+    }
+    assert found.as_dict()["command"] == found.command
+
+
+def test_the_command_stands_last_and_passes_bad_files_over(hostile, tmp_path, capsys):
+    root, bad = hostile
+    run_check(str(root), labels="none", workers=0)
+    settings = copied(capsys.readouterr().out.splitlines()[-1])
+    assert settings.labels == "none"
+    assert BadFiles(len(open_source(root)), settings.max_bad).limit >= len(bad) + 1  # and five.tif, which is not RGB
+    run_check(str(root), fix_list=str(tmp_path / "good.txt"), workers=0)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(line)[2] == str(tmp_path / "good.txt")
+    assert "--max-bad" not in line
+    copied(line)
+
+
+def test_no_command_where_there_is_none(garments, tmp_path):
+    assert check(garments).command == ""
+    np.save(tmp_path / "one.npy", np.repeat(garments[:1], 3, axis=0))
+    alone = check(tmp_path / "one.npy", workers=0)
+    assert alone.command == ""
+    assert "one picture alone" in words(alone)[-1]
+    np.save(tmp_path / "two\nlines.npy", garments)
+    assert check(tmp_path / "two\nlines.npy", workers=0).command == ""
 
 
 def test_gray_pages_suggest_channels(tmp_path):

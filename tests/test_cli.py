@@ -137,7 +137,7 @@ SMALL = ["--recipe", "small", "--batch-size", "4"]
         (["photos", *SMALL, "--views", "batch"], "--views image"),
         (["photos", *SMALL, "--bn-groups", "1", "--shuffle-bn", "true"], "shuffle_bn changes nothing"),
         (["photos", *SMALL, "--bn-groups", "3"], "fewer than 2 of 4 images in a group"),
-        (["photos", *SMALL, "--mean", "0.5"], "mean has 1 values, but the images have 3 channels"),
+        (["photos", *SMALL, "--mean", "0.5"], "mean has 1 value, but the images have 3 channels"),
         (["photos", *SMALL, "--precision", "fp16", "--device", "cpu"], "fp16 needs a CUDA device"),
         (["photos", *SMALL, "--config", "absent.yaml"], "cannot read"),
         (["flat.npz", *SMALL, "--monitor", "knn"], "monitor knn needs labels"),

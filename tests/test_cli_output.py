@@ -14,7 +14,7 @@ from moco.cli import main, make_parser
 from moco.cli.parsing import Output, plain
 from moco.data import fashion
 
-WITHOUT_RESULT = {"pretrain", "resume", "completion"}
+WITHOUT_RESULT = {"completion"}
 TINY = {
     "recipe": "small", "base_width": 8, "epochs": 1, "batch_size": 64, "queue_size": 96, "precision": "fp32",
     "image_size": 16, "monitor": "none", "tensorboard": False, "threads": 1,
@@ -42,9 +42,15 @@ def place(tmp_path_factory):
     return folder
 
 
+def flag(name, value):
+    word = f"--{name.replace('_', '-')}"
+    return [f"--no-{word[2:]}"] if value is False else [word, str(value)]
+
+
 def commands(place: Path, number: int) -> dict[str, list[str]]:
     """A short command for each verb that takes seconds at most. number: makes names of new files."""
     run, data, rows = str(place / "runs" / "run"), str(place / "x.npz"), str(place / "rows.npy")
+    flags = [word for name, value in TINY.items() for word in flag(name, value)]
     own = {task: ["eval", task, run, "--device", "cpu", "--no-baseline"] for task in ("knn", "retrieval")}
     return {
         **{f"eval {task}": words for task, words in own.items()},
@@ -56,6 +62,8 @@ def commands(place: Path, number: int) -> dict[str, list[str]]:
         "export": ["export", run, "--to", "safetensors", "--out", str(place / f"x{number}")],
         "runs": ["runs", str(place / "runs")],
         "clean": ["clean", run, "--dry-run"],
+        "pretrain": ["pretrain", data, *flags, "--out", str(place / f"r{number}")],
+        "resume": ["resume", run],
     }
 
 
@@ -107,6 +115,24 @@ def test_mistakes_are_one_line_on_standard_error_and_status_2(name, capsys, tmp_
         assert err.startswith("moco: ")
         assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_training_came_to(place, capsys):
+    assert main([*commands(place, 3)["pretrain"], "--monitor", "retrieval", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    lines = moco.Run(place / "r3").metrics()
+    assert found["run"] == str(place / "r3")
+    assert (found["step"], found["epochs"]) == (2, 1)
+    assert found["metrics"] == lines[0]
+    assert found["checks"] == lines[1]
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_several_processes_the_first_one_has_the_result(rank, place, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr("moco.pretraining.resume", lambda run, **given: moco.Run(run))
+    assert main([*commands(place, 0)["resume"], "--json", "-"]) == 0
+    assert (capsys.readouterr().out == "") == (rank == "1")
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_work(place, capsys, monkeypatch):

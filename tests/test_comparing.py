@@ -1,13 +1,15 @@
 """Side by side: which trainings, with what, and that they go on where they were interrupted."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
 from moco import cli
-from moco.comparing import cells
+from moco.comparing import cells, job
 from moco.comparing.cells import Result, Work, carry_out, finished
 from moco.comparing.job import ablate, compare
 from moco.comparing.plan import ABLATIONS, Cell, Row, ablated, compared
@@ -99,6 +101,10 @@ def test_a_comparison_from_the_command_line(data, tmp_path, capsys):
     before = (tmp_path / "out" / "moco-seed0" / "metrics.jsonl").stat().st_mtime_ns
     assert cli.main([*command, str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "moco-seed0" / "metrics.jsonl").stat().st_mtime_ns == before
+    shown = capsys.readouterr().out
+    assert "2 of them are from an earlier call and are not repeated: moco-seed0, simclr-seed0" in shown
+    assert cli.main([*command, str(tmp_path / "out"), "--test", str(data)]) == 2
+    assert "holds something else (its test differ)" in capsys.readouterr().err
     assert cli.main([*command, str(tmp_path / "out"), "--seed", "3"]) == 2
     assert "holds something else (its base differ)" in capsys.readouterr().err
 
@@ -135,6 +141,30 @@ def test_an_interrupted_training_is_resumed_and_a_failed_one_is_told(data, tmp_p
     bad = carry_out(work, Cell(Row("bad", {"queue_size": 0}), 0))
     assert "queue_size = 0" in bad.failed
     assert "queue_size" in yaml.safe_load((tmp_path / "bad-seed0.yaml").read_text())
+
+
+def test_a_training_that_the_system_killed_is_told_as_such(data, tmp_path, monkeypatch):
+    popen = cells.subprocess.Popen
+    killed = [sys.executable, "-c", "import os; print('epoch 1/2', flush=True); os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(cells.subprocess, "Popen", lambda command, **options: popen(killed, **options))
+    found = carry_out(Work(tmp_path, TINY | {"data": str(data)}, 1, (), {}), Cell(Row("moco", {}), 4))
+    assert found.failed == "killed by signal 9: out of memory?"
+
+
+def test_a_budget_in_minutes_is_measured_once(data, tmp_path, monkeypatch):
+    speeds, epochs = iter([16.0, 160.0, 160.0]), []
+
+    def stopped(work, *_):
+        epochs.append(work.base["epochs"])
+        raise Interrupted("stopped", 130)
+
+    monkeypatch.setattr(job, "measure", lambda *_, **__: SimpleNamespace(job=next(speeds)))
+    monkeypatch.setattr(job, "_carry_out_all", stopped)
+    given = {name: value for name, value in TINY.items() if name != "epochs"}
+    for minutes in (1, 1, 0.5):
+        with pytest.raises(UserError if minutes < 1 else Interrupted, match=r"minutes differ|stopped"):
+            compare(data, ["moco"], minutes=minutes, out=str(tmp_path / "out"), quiet=True, **given)
+    assert epochs == [10, 10]
 
 
 def test_mistakes_are_found_before_hours_are_spent(data, tmp_path):

@@ -16,7 +16,7 @@ from moco.contrast.dictionary import InBatch, MemoryBank
 from moco.contrast.encoders import build_backbone, projection_head
 from moco.contrast.method import cosine_momentum
 from moco.contrast.moco import MomentumContrast
-from moco.contrast.vit import positions
+from moco.contrast.vit import few_patches, positions
 from moco.errors import UserError
 
 
@@ -131,6 +131,31 @@ def test_tokens_are_dropped_while_training_only():
     net.train()(pictures)
     net.eval()(pictures)
     assert seen == [1 + 8, 1 + 16]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "keep", "few"),
+    [
+        ("vit_tiny_patch16_224", 32, 1.0, "2 × 2 patches of 16: too few to learn from; set --image-size 128"),
+        ("vit_tiny_patch16_224", 64, 1.0, None),
+        ("vit_tiny_patch16_224", 64, 0.5, "4 × 4 patches of 16, of which 50% are kept"),
+        ("resnet18", 32, 1.0, None),
+    ],
+)
+def test_a_transformer_that_sees_next_to_nothing_is_pointed_out(name, size, keep, few):
+    rules = {"stem": "auto", "base_width": None, "vit_rules": "timm", "keep_tokens": keep}
+    said = few_patches(build_backbone(name, channels=3, image_size=size, **rules), name, size, keep)
+    assert said is None if few is None else few in str(said)
+    assert few_patches(nn.Linear(2, 2), "mine", 32) is None
+
+
+def test_a_training_begins_with_that_line(garments, tmp_path, capsys):
+    options = {"backbone": "vit_tiny_patch16_224", "batch_size": 4, "epochs": 1, "monitor": "none"}
+    moco.pretrain(garments[:4], image_size=32, out=tmp_path / "run", tensorboard=False, **options)
+    said = capsys.readouterr().out.splitlines()
+    assert "too few to learn from" in said[0]
+    assert said[1].startswith("pictures of 1 channel have no colours: saturation, hue, grayscale left out; --gain and")
+    assert said[2].startswith("4 images · auto settings")
 
 
 def test_heads_of_v3():

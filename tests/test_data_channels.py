@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from scipy import stats
 
+from moco.data.colour import without_meaning
 from moco.data.drawing import DRAWS, MOST_CHANNELS, draw, parameters
 from moco.data.loader import ViewStream, evaluation_batches
 from moco.data.noise import gaussian
@@ -66,6 +67,13 @@ def test_both_ways_give_the_same_picture(photographs, channels):
             one = apply_image(pixels, view, row, size)
             assert one.shape == (size, size, channels)
             assert np.abs(one.transpose(2, 0, 1) - many[row].numpy() * 255.0).mean() < 1.2
+
+
+def test_what_has_no_meaning_is_told():
+    assert without_meaning(ViewSettings(), 3) == ()
+    assert without_meaning(ViewSettings(), 5) == ("saturation", "hue", "grayscale")
+    assert without_meaning(ViewSettings(jitter_probability=0), 1) == ("grayscale",)
+    assert without_meaning(ViewSettings(hue=0, saturation=0, grayscale_probability=0), 13) == ()
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5, 13])

@@ -324,6 +324,13 @@ def test_bad_input_is_one_clear_line(tmp_path, garments, case):
         assert word in message
 
 
+def test_nobody_is_advised_to_unpickle_a_file(tmp_path):
+    (tmp_path / "text.npz").write_text("text")
+    with pytest.raises(UserError, match=r"is not a readable \.npz file: it is cut off, or none") as caught:
+        open_source(tmp_path / "text.npz")
+    assert "pickle" not in str(caught.value)
+
+
 def test_folder_source_says_what_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("file", "nowhere"):

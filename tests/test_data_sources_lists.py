@@ -147,7 +147,7 @@ def test_sequences_of_paths(pictures):
         source = open_source(paths)
         assert source[1].image == (pictures / PATHS[1]).read_bytes()
     assert len(open_source(np.array([f"{pictures}/{path}" for path in PATHS]))) == 3
-    with pytest.raises(UserError, match=r"none of the 1 paths in it exists; the first: nowhere\.png"):
+    with pytest.raises(UserError, match=r"none of the 1 path in it exists; the first: nowhere\.png"):
         open_source(["nowhere.png"])
-    with pytest.raises(UserError, match="none of the 1 paths"):
+    with pytest.raises(UserError, match="none of the 1 path"):
         open_source(["a\0b.png"])

@@ -320,7 +320,7 @@ def test_folder_of_pictures_and_shards(tmp_path):
     (tmp_path / "b.png").write_bytes(b"2")
     source = open_source(tmp_path)
     assert len(source) == 1
-    assert "1 .tar file(s) beside images" in source.notices[0]
+    assert "1 .tar file beside images" in source.notices[0]
 
 
 def test_braces():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import moco
@@ -16,8 +17,11 @@ from moco.detection.batches import BatchStream
 from moco.detection.network import Plan, build_detector, pyramid_levels
 from moco.detection.opening import open_marked
 from moco.detection.scoring import average_precision
+from moco.detection.starts import starts
 from moco.detection.training import Course, Schedule, parameter_groups, train_detector
 from moco.errors import TrainingError, UserError
+from moco.evaluate.subject import load_run, locate
+from moco.evaluation_settings import DetectSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from make_detection_data import make
@@ -234,6 +238,26 @@ def test_from_the_command_line_and_again(run, scenes, capsys, monkeypatch):
     monkeypatch.setattr("moco.detection.job.train_detector", lambda *_: pytest.fail("trained again"))
     assert main(arguments) == 0
     assert capsys.readouterr().out.count("done before") == 4
+
+
+def test_supervised_weights_and_frozen_statistics_begin_as_they_should(run, tmp_path):
+    supervised = backbone(seed=3)
+    safetensors.torch.save_file(supervised.state_dict(), tmp_path / "supervised.safetensors")
+    settings = DetectSettings(supervised=str(tmp_path / "supervised.safetensors"), norm="frozen")
+    subject = load_run(locate(run))
+    found = {start.label: start for start in starts(settings, subject)}
+    assert list(found) == ["pre-trained", "random initialisation", "supervised"]
+    assert [start.norm for start in found.values()] == ["frozen", "sync", "frozen"]
+    assert found["supervised"].mean == (0.485, 0.456, 0.406) != found["pre-trained"].mean == run.settings.mean
+    made = found["supervised"].make(0)
+    for name, held in supervised.state_dict().items():
+        assert torch.equal(held, made.state_dict()[name]), name
+    assert torch.equal(found["pre-trained"].make(0).conv1.weight, run.backbone().conv1.weight)
+    random = [found["random initialisation"].make(seed).conv1.weight for seed in (0, 0, 1)]
+    assert torch.equal(random[0], random[1])
+    assert not torch.equal(random[0], random[2])
+    detector = build_detector(made, plan("frozen"), seed=0)
+    assert torch.equal(detector.backbone.body.bn1.running_var, supervised.bn1.running_var)
 
 
 def test_what_is_wrong_is_one_line(run, scenes, capsys, monkeypatch):

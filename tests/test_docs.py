@@ -107,9 +107,10 @@ def test_there_are_commands_to_look_at():
 
 # What other programs call so: those that moco is compared with, and the tools around it.
 FOREIGN = {
-    "--arch", "--aug-plus", "--cos", "--dist-backend", "--dist-url", "--gpu", "--lr", "--mlp", "--moco-dim", "--moco-k",
-    "--moco-m", "--moco-t", "--multiprocessing-distributed", "--print-freq", "--rank", "--start-epoch", "--wd",
-    "--world-size", "--max-restarts", "--nnodes", "--standalone", "--index-url", "--kills", "--rounds", "--train",
+    "--arch", "--aug-plus", "--cos", "--crop-min", "--dist-backend", "--dist-url", "--gpu", "--index-url", "--kills",
+    "--lr", "--max-restarts", "--mlp", "--moco-dim", "--moco-k", "--moco-m", "--moco-m-cos", "--moco-mlp-dim",
+    "--moco-t", "--multiprocessing-distributed", "--nnodes", "--print-freq", "--rank", "--rounds", "--standalone",
+    "--start-epoch", "--stop-grad-conv", "--train", "--wd", "--world-size",
 }  # fmt: skip
 
 
@@ -177,11 +178,7 @@ def words(folder: Path) -> dict:
 NEEDS = {"pandas": "pandas", "pyarrow": "pyarrow", "read_parquet": "pandas", "transformers": "transformers"}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in PAGES if "```python" in p.read_text(encoding="utf-8") and p.name not in RUN_ELSEWHERE],
-    ids=lambda p: p.name,
-)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_every_example_of_the_page_runs(path, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(moco, "pretrain", tiny_run, raising=False)
@@ -246,6 +243,7 @@ def test_the_examples_of_docstrings_run(name, workplace, monkeypatch):
 def test_every_error_message_of_the_program_is_on_the_page():
     found = generated.all_messages()
     assert len(found) > 350
+    assert {"the file is empty", "none of its pixels is a number", "it is cut off"} <= {one.text for one in found}
     for message in found:
         assert f"``{message.text.strip()}``" in page("troubleshooting.md"), message
 
@@ -316,12 +314,17 @@ def test_messages_are_read_from_the_source(tmp_path):
         '    if a: raise UserError(f"bad {a}: {HINT}, " + ("twice" if a > 1 else "once") + f" {len(a)}")\n'
         "    raise TrainingError(why)\n"
         'f(1, "it broke")\n'
+        "def g(n, box):\n"
+        "    raise UserError(f\"{counted(n, 'box', 'boxes')} of {counted(len(box), 'lid')}\")\n"
+        'def h(n): raise OSError(5, f"{n:,} bytes are missing", "a.tar") if n else DecodeError(words(n))\n'
     )
     found = {(one.text, one.kind) for one in messages(tmp_path)}
     assert found == {
         ("bad ‹a›: look there, twice …", ""),
         ("bad ‹a›: look there, once …", ""),
         ("it broke", "status 1"),
+        ("‹n› boxes of … lids", ""),
+        ("‹n› bytes are missing", "reason"),
     }
     (tmp_path / "room.py").write_text("raise UserError(make())\n")
     with pytest.raises(ValueError, match="cannot be read"):
@@ -376,20 +379,9 @@ def test_pictures_are_drawn_and_small():
 
 @pytest.mark.slow
 def test_pages_build_without_a_warning_and_their_links_lead_somewhere(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-E",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-b",
-        "html",
-        str(ROOT / "docs"),
-        str(tmp_path),
-    ]
-    done = subprocess.run([*command, "-d", str(tmp_path / ".doctrees")], capture_output=True, text=True)
+    options = shlex.split("-m sphinx -E -W --keep-going -q -b html -d")
+    command = [sys.executable, *options, tmp_path / ".doctrees", ROOT / "docs", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
     for name, text in pages.items():

@@ -49,12 +49,25 @@ def test_a_picture_finds_itself_and_the_others_as_numpy_does(made, suffix, monke
     assert matches[0].path == str(files[17])
     assert matches[0].similarity == pytest.approx(1, abs=1e-6)
     assert (matches[0].rank, matches[0].index, matches[0].class_name) == (1, 17, files[17].parent.name)
+    assert [match.itself for match in matches] == [True] + [False] * (COUNT - 1)
     features = moco.embed("test_resnet", made / "clothes", device="cpu", **NETWORK).astype(np.float64)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     cosine = features @ features[17]
     np.testing.assert_allclose([match.similarity for match in matches], np.sort(cosine)[::-1], atol=2e-6)
     np.testing.assert_allclose([cosine[match.row] for match in matches], np.sort(cosine)[::-1], atol=2e-6)
     assert sorted(match.row for match in matches) == list(range(COUNT))
+
+
+def test_a_copy_of_the_query_is_another_picture(made, tmp_path, monkeypatch, capsys):
+    file = paths(made)[17]
+    (tmp_path / "copy.png").write_bytes(file.read_bytes())
+    (tmp_path / "link.png").symlink_to(file)
+    monkeypatch.chdir(tmp_path)
+    queries = ["copy.png", "link.png"]
+    copy, link = search("test_resnet", queries, made / "e.npy", top=1, sheet="none", device="cpu")
+    assert copy.matches[0].row == link.matches[0].row == 17
+    assert (copy.matches[0].itself, link.matches[0].itself) == (False, True)
+    assert capsys.readouterr().out.count("(the picture itself)") == 1
 
 
 def test_of_equals_the_first_row_comes_first_over_chunks(monkeypatch):
@@ -84,7 +97,8 @@ def test_the_command_line_prints_writes_json_and_draws(made, tmp_path, monkeypat
     base = ["search", "test_resnet", str(files[3]), str(files[50]), "--in", str(made / "e.parquet"), "--top", "3"]
     assert main([*base, "--sheet", str(sheet), "--json", str(tmp_path / "found.json"), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert f"   1  1.0000  {files[3]}  {files[3].parent.name}" in said
+    assert f"   1  1.0000  {files[3]}  {files[3].parent.name} (the picture itself)\n" in said
+    assert said.count("itself") == 2  # once for each query
     written = json.loads((tmp_path / "found.json").read_text())
     assert [one["matches"][0]["path"] for one in written] == [str(files[3]), str(files[50])]
     drawn = np.asarray(Image.open(sheet))

@@ -38,16 +38,16 @@ def test_pretrain_on_a_folder_then_knn_above_untrained(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(path), picture)
     command = [
-        sys.executable, "-m", "moco", "pretrain", "clothes", "--recipe", "small", "--base-width", "16",
+        sys.executable, "-m", "moco", "pretrain", "clothes", "--recipe", "small", "--base-width", "8",
         "--channels", "1",
-        "--image-size", "28", "--batch-size", "64", "--learning-rate", "0.2", "--epochs", "14", "--monitor-every", "7",
+        "--image-size", "28", "--batch-size", "64", "--learning-rate", "0.2", "--epochs", "8", "--monitor-every", "4",
         "--out", "run",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "2,000 images" in done.stdout
-    assert done.stdout.count("knn_accuracy") == 2
-    assert done.stdout.count("\nepoch ") == 14
+    assert done.stdout.count("kNN accuracy") == 2
+    assert done.stdout.count("\nepoch ") == 8
     run = moco.Run(tmp_path / "run")
     torch.manual_seed(0)
     before, after = knn(run.new_backbone(), run.settings), knn(run.backbone(), run.settings)
@@ -61,7 +61,7 @@ def test_without_momentum_training_on_real_pictures_is_worse(tmp_path):
     found = {}
     for momentum in (0.0, 0.99):
         run = moco.pretrain(
-            x, recipe="small", base_width=16, image_size=28, batch_size=64, learning_rate=0.2, epochs=8, monitor="none",
+            x, recipe="small", base_width=8, image_size=28, batch_size=64, learning_rate=0.2, epochs=4, monitor="none",
             tensorboard=False, quiet=True, momentum=momentum, out=str(tmp_path / str(momentum)),
         )  # fmt: skip
         found[momentum] = knn(run.backbone(), run.settings)

@@ -77,6 +77,20 @@ def test_verdicts(finding, verdict):
     assert "\n" not in finding.value + finding.reason + finding.advice
 
 
+def test_a_leak_that_is_not_found_is_not_ruled_out_where_nothing_shuffles():
+    plain = judge.leak_finding(leak(0.008), 8.3, shuffled=False, groups=1)
+    shuffled = judge.leak_finding(leak(0.008), 8.3, shuffled=True, groups=8)
+    assert plain.verdict == shuffled.verdict == "good"
+    assert "nothing shuffles them" in plain.reason
+    assert "nothing shuffles them" not in shuffled.reason
+    assert shuffled.value.startswith("8 groups, shuffled: ")
+    young = leak(0.008, loss=8.0)
+    same = [judge.leak_finding(young, 8.3, shuffled=False, groups=1, in_batch=within) for within in (False, True)]
+    assert [finding.verdict for finding in same] == ["watch", "good"]  # with keys of its own batch nothing can tell
+    assert "nothing shuffles them" not in same[1].reason
+    assert same[1].value.startswith("the whole batch, keys of the same batch: ")
+
+
 def test_the_worst_verdict_counts():
     good, watch, bad = (judge.loss_finding(loss, CHANCE, 200) for loss in (5.0, 10.5, 11.09))
     assert judge.worst([good, bad, watch]) == "bad"
@@ -91,6 +105,8 @@ def test_advice_says_what_to_set():
     assert "nothing for a short training" in small.advice
     assert "1.7%" in small.reason
     assert "--bn-groups 8 --shuffle-bn true" in unsplit.advice
+    assert unsplit.value.startswith("the whole batch, not shuffled: accuracy 70.0% as trained, 60.0% in fresh groups")
+    assert split.value.startswith("8 groups, not shuffled: ")
     assert split.advice == "train with --shuffle-bn true"
     assert "--momentum 0.9975" in judge.stale_finding([Drift(16, 0.3, 256)], 0.99).advice
     assert "--queue-size 4096" in judge.negatives_finding(0.01, 6.5, 65_536, 10_000).advice

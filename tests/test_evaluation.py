@@ -19,7 +19,7 @@ from moco.errors import UserError
 from moco.evaluate.cache import weights_fingerprint
 from moco.evaluate.features import encode
 from moco.evaluate.linear import few_labels, linear_accuracy, linear_probe
-from moco.evaluation import evaluate
+from moco.evaluation import evaluate, table
 from moco.evaluation.comparison import Comparison
 
 
@@ -157,6 +157,7 @@ def test_few_labels_are_balanced_and_drawn_several_times(run):
         assert len(draws) == 2
         assert row["10 %"] == pytest.approx(np.mean(draws))
         assert row["10 % ±"] == pytest.approx(np.std(draws, ddof=1))
+    assert str(table(found).title).endswith("%; mean ± standard deviation of 2 draws of the labels")
     shots = evaluate("fewshot", run, shots=[1, 5], draws=2, baseline=False, quiet=True)
     assert list(shots.rows["pre-trained, linear probe"]) == [
         "1 per class",

@@ -35,7 +35,7 @@ def test_percentages_and_sources_of_labels_go_together():
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        (KnnSettings, {"k": 0}, "k = 0: input should be greater than 0"),
+        (KnnSettings, {"k": 0}, "k = 0: must be greater than 0"),
         (KnnSettings, {"kk": 5}, "unknown setting 'kk'; did you mean k"),
         (KnnSettings, {"temperature": float("nan")}, "temperature"),
         (LinearSettings, {"lr": -1}, "lr = -1"),

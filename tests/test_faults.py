@@ -5,14 +5,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from several import moco_process
 
 import moco
 from moco.data import fashion
@@ -50,7 +49,7 @@ def figures(run):
 
 
 def command(folder, data, **given):
-    words = [sys.executable, "-m", "moco", "pretrain", str(data), "--out", str(folder)]
+    words = ["pretrain", str(data), "--out", str(folder)]
     for name, value in given.items():
         flag = "--" + name.replace("_", "-")
         words += [flag if value is True else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
@@ -75,7 +74,7 @@ def test_killed_anywhere_and_resumed_a_run_ends_bit_for_bit_the_same(data, tmp_p
     dice, cut, kills = random.Random(0), tmp_path / "cut", 0
     words = command(cut, data, **settings)
     while True:
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = moco_process(*words)
         deadline = time.monotonic() + 60
         before = lines(cut)
         while kills < 3 and process.poll() is None and lines(cut) < before + 2 and time.monotonic() < deadline:
@@ -86,7 +85,7 @@ def test_killed_anywhere_and_resumed_a_run_ends_bit_for_bit_the_same(data, tmp_p
             kills += 1
         if process.wait() == 0:
             break
-        words = [sys.executable, "-m", "moco", "pretrain", "--resume", str(cut)]
+        words = ["pretrain", "--resume", str(cut)]
     assert kills == 3
     assert_same(whole, moco.Run(cut))
 
@@ -102,25 +101,23 @@ def test_sigterm_saves_and_ends_with_143(data, tmp_path, workers):
     given = {"workers": workers, "views": "image" if workers else "batch"}
     whole = moco.pretrain(str(data), out=str(tmp_path / "whole"), quiet=True, **(TINY | {"epochs": 6} | given))
     cut = tmp_path / "cut"
-    process = subprocess.Popen(
-        command(cut, data, **(TINY | {"epochs": 6} | given)), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = moco_process(*command(cut, data, **(TINY | {"epochs": 6} | given)))
     while lines(cut) < 2:
         time.sleep(0.005)
+        assert process.poll() is None, process.said
     os.killpg(process.pid, signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert f"continue with: moco resume {cut}" in said
-    assert_same(whole, moco.resume(cut, quiet=True))
+    assert process.wait(timeout=60) == 143
+    assert f"continue with: moco resume {cut}" in process.said
+    assert_same(whole, moco.resume(cut, quiet=True, workers=workers // 2))  # another number changes nothing
 
 
 def test_two_processes_on_one_run_folder(data, tmp_path):
     run = pretrain(data, tmp_path / "run", epochs=1)
-    words = [sys.executable, "-m", "moco", "pretrain", "--resume", str(run.path), "--epochs", "200"]
-    first = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    first = moco_process("pretrain", "--resume", run.path, "--epochs", 200)
     try:
         while lines(run.path) < 4:
             time.sleep(0.005)
+            assert first.poll() is None, first.said
         before = run.settings
         with pytest.raises(UserError, match=f"is being trained by process {first.pid}"):
             moco.resume(run.path, epochs=300, quiet=True)

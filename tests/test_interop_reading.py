@@ -131,6 +131,8 @@ def test_what_is_no_file_of_weights_is_one_clear_line(tmp_path):
         read_weights(tmp_path / "numbers.pth")
     with pytest.raises(UserError, match="there is no file"):
         read_weights(tmp_path / "absent.pth")
+    with pytest.raises(UserError, match=r"is a folder: name the file of weights in it, such as .*safetensors"):
+        read_weights(tmp_path)
 
 
 def _torn(folder):

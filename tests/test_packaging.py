@@ -63,6 +63,9 @@ def test_the_sdist_holds_what_is_needed_to_build_test_and_document(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = ("pyproject.toml", "README.md", "LICENSE", "Makefile", "docs/conf.py", "docs/pictures/queue.svg")
     assert {*wanted, "tests/conftest.py", "tests/test_docs.py", "src/moco/data/fashion/fashion.npz"} <= names
+    # What tests read or import, or CI runs.
+    needed = ("benchmarks/make_detection_data.py", ".github/workflows/ci.yml", ".devcontainer/devcontainer.json")
+    assert {*needed, "Dockerfile", ".ci/run", "examples/cluster/slurm.sbatch", "CITATION.cff"} <= names
     assert not any("__pycache__" in name or name.startswith((".git/", "docs/_build")) for name in names)
 
 

@@ -19,6 +19,7 @@ from moco.reporting import records, report, single
 from moco.reporting.pictures import look, shown_pairs, view_pairs
 from moco.reporting.sections import spread_over
 from moco.settings import RunSettings
+from moco.train.lock import RunLock
 
 HOSTILE = ["<script>alert(1)<", "{{ 7*7 }} \"quoted' & co", "plain"]
 
@@ -203,10 +204,16 @@ def test_warnings_evaluations_and_skipped_files_are_shown(run, tmp_path):
     (copy.path / "eval").mkdir(exist_ok=True)
     rows = {"pre-trained": {"kNN accuracy": 0.8125}, "untrained": {"kNN accuracy": 0.5}}
     (copy.path / "eval" / "knn.json").write_text(json.dumps({"evaluation": "knn", "step": 8, "rows": rows}))
+    few = {"pre-trained": {"10 %": 0.625, "10 % ±": 0.015}}
+    for name, draws in (("fewshot", {"pre-trained": {"10 %": [0.61, 0.64]}}), ("changed", {"pre-trained": 3})):
+        details = {"evaluation": "fewshot", "rows": few, "draws": draws}
+        (copy.path / "eval" / f"{name}.json").write_text(json.dumps(details))
     (copy.path / "eval" / "torn.json").write_text('{"rows": {')
     page = Page(report(copy, quiet=True).read_bytes())
     assert "collapse: <i>everything</i> looks alike" in page.text
     assert "81.2\N{NO-BREAK SPACE}%" in page.text
+    assert "62.5\N{NO-BREAK SPACE}% ± 1.5" in page.text
+    assert page.text.count("mean ± standard deviation of 2 draws of the labels") == 1
     assert len([attributes for attributes in page.all("div") if attributes.get("aria-label") == "knn"]) == 1
     assert "'broken<b>.png" in page.text
 
@@ -282,8 +289,13 @@ def test_how_far_a_run_is(run, tmp_path):
     assert records.progress(run, settings, half).state == "stopped"
     assert records.progress(run, settings, []).state == "not begun"
     copy = copied(run, tmp_path / "run")
-    (copy.path / "run.lock").write_text('{"pid": 1}')
+    (copy.path / "run.lock").write_text('{"pid": 1}')  # left by a training that was killed
+    assert records.progress(copy, settings, half).state == "stopped"
+    lock = RunLock(copy.path)
+    lock.take()
     assert records.progress(copy, settings, half).state == "running"
+    lock.release()
+    assert records.progress(copy, settings, half).state == "stopped"
 
 
 def test_the_album_is_the_pictures_and_their_features(run, folder):

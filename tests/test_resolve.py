@@ -59,6 +59,13 @@ def test_the_warm_up_of_v3_is_the_papers_and_follows_short_trainings(backbone, e
     assert found(recipe="v2", backbone="resnet18", image_size=16, epochs=100).warmup_epochs == 0
 
 
+def test_one_picture_is_no_data_set():
+    with pytest.raises(UserError, match=r"has 1 image: there is no other to tell it from"):
+        found(np.zeros((1, 9, 9), np.uint8), batch_size=256)
+    with pytest.raises(UserError, match=r"has 2 images, fewer than one batch of 256: set --batch-size 2 or lower"):
+        found(np.zeros((2, 9, 9), np.uint8), batch_size=256)
+
+
 def test_small_data_may_be_repeated():
     few = np.zeros((50, 8, 8), np.uint8)
     with pytest.raises(UserError, match=r"50 images, fewer than one batch of 256: .*--batch-size 50 .*--repeat 6 "):

@@ -1,10 +1,14 @@
 """Layers of settings, and one clear line for each mistake."""
 
-import pytest
+import itertools
+import re
 
-from moco.errors import UserError
+import pytest
+from pydantic import ValidationError
+
+from moco.errors import UserError, explain
 from moco.recipes import RECIPES, pretrain_settings
-from moco.settings import PretrainSettings
+from moco.settings import PretrainSettings, RunSettings
 
 
 def test_layers_defaults_recipe_file_flags(tmp_path):
@@ -100,7 +104,18 @@ def test_a_key_view_takes_the_querys_values_where_it_says_nothing():
         ({"learning_rate": float("nan")}, "learning_rate = nan: .*"),
         ({"std": (0.0,)}, "std = .*greater than 0"),
         ({"seed": 2**40}, "seed = .*less than"),
-        ({"epochs": "many"}, "epochs = 'many': .*integer"),
+        ({"epochs": "many"}, "^epochs = 'many': must be a whole number$"),
+        ({"epochs": 1.5}, "^epochs = 1.5: must be a whole number$"),
+        ({"learning_rate": "fast"}, "^learning_rate = 'fast': must be a number$"),
+        ({"momentum": "high"}, "^momentum = 'high': must be 'auto' or a number$"),
+        ({"momentum": 2}, "^momentum = 2: must be 'auto' or less than 1$"),
+        ({"shuffle_bn": "perhaps"}, "^shuffle_bn = 'perhaps': must be 'auto', true or false$"),
+        ({"mean": ("x", "y", 0.5)}, "^mean = .*: must be 'auto' or a number$"),
+        ({"key_view": "blur"}, "^key_view = 'blur': must be {name: value}$"),
+        ({"optimizer": "adam"}, "^optimizer = 'adam': must be 'sgd', 'lars' or 'adamw'; did you mean adamw"),
+        ({"crop_scale": (0.1, 0.2, 0.3)}, r"^crop_scale = \(0.1, 0.2, 0.3\): takes 2 values, not 3$"),
+        ({"crop_scale": (0.9,)}, "^crop_scale needs another value beside 0.9$"),
+        ({"crop_scale": ("a",)}, "^crop_scale = 'a': must be a number$"),
         ({"crop_scale": (0.9, 0.1)}, "crop_scale must be two numbers"),
         ({"crop_scale": (0.5, 2)}, "at most 1"),
         ({"crop_scale": (0.5,)}, "crop_scale"),
@@ -132,3 +147,22 @@ def test_a_bad_settings_file(tmp_path, text, message):
         pretrain_settings(tmp_path / "run.yaml")
     with pytest.raises(UserError, match="cannot read"):
         pretrain_settings(tmp_path / "absent.yaml")
+
+
+def test_no_setting_is_explained_in_the_words_of_the_validator():
+    """Any wrong value of any setting: what is said is this program's own."""
+    said = set()
+    for name, wrong in itertools.product(PretrainSettings.model_fields, ("zzz", -7, [[]], {"a": []}, None, 1.5)):
+        try:
+            pretrain_settings(**{name: wrong})
+        except UserError as error:
+            said.add(str(error))
+    assert len(said) > 300
+    for line in said:
+        assert not re.search(r"[Ii]nput should|valid |parse|string|integer|boolean|valid dictionary|tuple", line), line
+
+
+def test_a_value_that_is_not_there_is_called_missing():
+    with pytest.raises(ValidationError) as caught:
+        RunSettings(**PretrainSettings().model_dump(exclude={"channels"}))
+    assert explain(caught.value) == "channels is missing"

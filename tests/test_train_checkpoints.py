@@ -56,6 +56,26 @@ def test_the_best_stays_whatever_becomes_of_the_others(folder):
     assert folder.newest()["step"] == 3
 
 
+def test_a_damaged_checkpoint_takes_nobodys_place(folder):
+    """A run goes on from before it: what is written then must not be removed for its sake."""
+    folder.save(state(6), keep=1)
+    folder.save(state(9), keep=2).write_bytes(b"torn")
+    path = folder.save(state(7), keep=1)
+    assert path.exists()
+    with pytest.warns(UserWarning, match=r"step-000000009\.pt is damaged and is passed over"):
+        assert folder.newest()["step"] == 7
+    folder.save(state(9), keep=1)
+    assert folder.newest()["step"] == 9
+    assert [found.name for found in folder.paths()] == ["step-000000009.pt"]
+
+
+def test_what_a_killed_process_left_half_written_goes_with_the_next_checkpoint(folder):
+    for name in ("step-000000003.partial", "step-000000003.pt.sha256.partial", "best.pt.partial"):
+        (folder.folder / name).write_bytes(b"half")
+    folder.save(state(7), keep=2)
+    assert sorted(path.name for path in folder.folder.iterdir()) == ["step-000000007.pt", "step-000000007.pt.sha256"]
+
+
 def test_a_checkpoint_of_a_later_version_says_so(folder):
     folder.save(state(1) | {"format": 99}, keep=1)
     with pytest.raises(UserError, match=r"later version of moco \(format 99"):

@@ -1,6 +1,8 @@
 """The loop on real pictures: figures, faults, resume, precision, accumulation."""
 
+import errno
 import math
+import os
 import signal
 import threading
 import time
@@ -16,7 +18,7 @@ from moco.train.stopping import stop_on_signal
 
 TINY = {
     "recipe": "small", "base_width": 8, "epochs": 2, "batch_size": 64, "queue_size": 96, "precision": "fp32",
-    "monitor": "none", "tensorboard": False, "threads": 2, "log_every": 2,
+    "monitor": "none", "tensorboard": False, "threads": 1, "log_every": 2,
 }  # fmt: skip
 
 
@@ -69,7 +71,9 @@ def test_what_a_run_leaves_behind(pictures, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(pictures, tmp_path):
-    one, two, three = (pretrain(pictures, tmp_path / str(i), epochs=1, seed=seed) for i, seed in enumerate((0, 0, 1)))
+    one, two, three = (
+        pretrain(pictures, tmp_path / str(i), epochs=1, seed=seed, threads=2) for i, seed in enumerate((0, 0, 1))
+    )
     assert same(one, two)
     assert not same(one, three)
 
@@ -86,8 +90,36 @@ def test_accumulation_equals_the_whole_batch_where_batch_norm_is_split_alike(pic
             assert torch.allclose(value.float(), other[name].float(), atol=2e-5), name
 
 
+def curve(run, name):
+    """The points of a curve as TensorBoard shows them: step and value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return [(point.step, point.value) for point in events.Scalars(name)]
+
+
+def test_a_disk_that_takes_no_more_curves_does_not_stop_a_run(pictures, tmp_path, monkeypatch, capsys):
+    from torch.utils.tensorboard import SummaryWriter
+
+    add = SummaryWriter.add_scalar
+
+    def full(writer, tag, value, step):
+        if step > 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add(writer, tag, value, step)
+
+    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
+    run = moco.pretrain(pictures, out=str(tmp_path / "run"), **(TINY | {"tensorboard": True}))
+    assert [line["step"] for line in run.metrics()] == [2, 4, 5, 6, 8, 10]
+    assert run.load()["step"] == 10
+    assert capsys.readouterr().out.count("TensorBoard gave up (No space left on device)") == 1
+    monkeypatch.setattr(SummaryWriter, "__init__", lambda *_, **__: full(None, "", 0, 9))
+    assert moco.resume(run.path, data=pictures, epochs=3, quiet=True).load()["step"] == 15
+
+
 def test_resume_after_an_epoch_gives_the_undisturbed_run(pictures, tmp_path, monkeypatch):
-    whole = pretrain(pictures, tmp_path / "whole", epochs=3)
+    whole = pretrain(pictures, tmp_path / "whole", epochs=3, tensorboard=True)
     saved = moco.Run.save
 
     def save_then_die(run, state, keep):
@@ -96,10 +128,13 @@ def test_resume_after_an_epoch_gives_the_undisturbed_run(pictures, tmp_path, mon
 
     monkeypatch.setattr(moco.Run, "save", save_then_die)
     with pytest.raises(RuntimeError, match="power cut"):
-        pretrain(pictures, tmp_path / "cut", epochs=3)
+        pretrain(pictures, tmp_path / "cut", epochs=3, tensorboard=True)
     monkeypatch.undo()
     run = moco.resume(tmp_path / "cut", data=pictures, quiet=True)
     assert same(whole, run)
+    points = curve(run, "loss")
+    assert points == curve(whole, "loss")
+    assert [step for step, _ in points] == [line["step"] for line in run.metrics()]
 
     def figures(run):
         return [

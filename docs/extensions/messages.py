@@ -15,6 +15,8 @@ KINDS = {
     "TrainingError": "status 1",
     "Interrupted": "status 130",
 }
+# Why a picture is passed over: which argument says it. What another library says there is not known before.
+REASONS = {"DecodeError": 0, "DamagedTar": 0, "_Unusable": 0, "OSError": 1}
 # Functions that put a message together, or warn: every sentence in them counts.
 SPEAKERS = {
     "train/alarms.py": ("_collapse", "_saturation", "_idle"),
@@ -79,14 +81,22 @@ class _File:
                         text, "warning" if "alarms" in self.module else "status 1", self.module, function.lineno
                     )
             for call in _own(function):
-                if (
-                    isinstance(call, ast.Call)
-                    and isinstance(call.func, ast.Name)
-                    and call.func.id in KINDS
-                    and call.args
-                ):
-                    for text in self._texts(call.args[0], function):
-                        yield Message(text, KINDS[call.func.id], self.module, call.lineno)
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                    yield from self._said_by(call, call.func.id, function)
+
+    def _said_by(self, call: ast.Call, name: str, function: ast.AST) -> Iterator[Message]:
+        place = REASONS.get(name, 0)
+        if (name not in KINDS and name not in REASONS) or len(call.args) <= place:
+            return
+        try:
+            texts = self._texts(call.args[place], function)
+        except ValueError:
+            if name in KINDS:
+                raise
+            return
+        for text in texts:
+            if text != GAP or name in KINDS:
+                yield Message(text, KINDS.get(name, "reason"), self.module, call.lineno)
 
     def _sentences(self, function: ast.AST) -> Iterator[str]:
         inner = {id(part) for node in ast.walk(function) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
@@ -134,6 +144,9 @@ class _File:
                 return str(text)
             case ast.FormattedValue(value=ast.Name(id=name)) if name.isupper():
                 return self._constant(name)
+            case ast.FormattedValue(value=ast.Call(func=ast.Name(id="counted"), args=[number, *nouns])):
+                *_, noun = [f"{ast.literal_eval(nouns[0])}s", *map(ast.literal_eval, nouns[1:])]
+                return f"{self._part(ast.FormattedValue(value=number))} {noun}"
             case ast.FormattedValue(value=ast.Name(id=name) | ast.Attribute(attr=name)):
                 return f"‹{name.strip('_').replace('_', ' ')}›"
         return GAP

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 
 class UserError(ValueError):
@@ -41,14 +43,60 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
             raise UserError(f"unknown {what} {name!r}{nearest(name, known)}")
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun: `1 image`, `2,000 images`."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def explain(error: ValidationError) -> str:
     """The first problem of a pydantic error as one line: which setting, what was given, what is wrong."""
     first, *rest = error.errors()
-    message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
-        return message
-    # A field of several types has one error for each of them.
-    others = [other["msg"].removeprefix("Input should be ") for other in rest if other["loc"][0] == first["loc"][0]]
+        return first["msg"].removeprefix("Value error, ")
+    name, given = first["loc"][0], first["input"]
     if first["type"] == "missing":
-        return f"{first['loc'][0]} needs another value: {message[:1].lower()}{message[1:]}"
-    return f"{first['loc'][0]} = {first['input']!r}: {' or '.join([message[:1].lower() + message[1:], *others])}"
+        several = (
+            f" needs another value beside {', '.join(map(str, given))}" if len(first["loc"]) > 1 else " is missing"
+        )
+        return f"{name}{several}"
+    if (whole := _sentence(first)) is not None:
+        return f"{name} = {given!r}: {whole}"
+    # A field of several types has one error for each of them; one of several values has one for each that is wrong.
+    problems = [first, *(other for other in rest if other["loc"][0] == name and _sentence(other) is None)]
+    choices = list(dict.fromkeys(choice for problem in problems for choice in _allowed(problem)))
+    near = nearest(given, [choice.strip("'") for choice in choices if choice[0] == "'"]) if type(given) is str else ""
+    return f"{name} = {given!r}: must be {', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}{near}"
+
+
+_PLAIN = {
+    "int_parsing": ("a whole number",),
+    "int_type": ("a whole number",),
+    "int_from_float": ("a whole number",),
+    "float_parsing": ("a number",),
+    "float_type": ("a number",),
+    "finite_number": ("a finite number",),
+    "bool_parsing": ("true", "false"),
+    "bool_type": ("true", "false"),
+    "string_type": ("text",),
+    "tuple_type": ("several values",),
+    "dict_type": ("{name: value}",),
+    "mapping_type": ("{name: value}",),
+}  # by pydantic's names of the errors
+_RANGE = "Input should be "
+
+
+def _allowed(problem: ErrorDetails) -> tuple[str, ...]:
+    """What one problem says that is allowed, as it stands behind `must be`."""
+    if problem["type"] == "literal_error":
+        return tuple(re.split(", | or ", str(problem["ctx"]["expected"])))
+    return _PLAIN.get(problem["type"]) or (problem["msg"].removeprefix(_RANGE),)
+
+
+def _sentence(problem: ErrorDetails) -> str | None:
+    """What one problem says where that is a sentence of its own and not what is allowed."""
+    if problem["type"] == "too_long":
+        return f"takes {problem['ctx']['max_length']} values, not {problem['ctx']['actual_length']}"
+    if problem["type"] in _PLAIN or problem["type"] == "literal_error" or problem["msg"].startswith(_RANGE):
+        return None
+    text = problem["msg"].removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]

@@ -20,13 +20,13 @@ from moco import __version__
 from moco.building import build_model
 from moco.check.duplicates import exact_groups, near_groups
 from moco.check.examine import examine
-from moco.contrast.dictionary import MemoryBank, Queue
+from moco.contrast.dictionary import InBatch, MemoryBank, Queue
 from moco.contrast.method import Method
 from moco.contrast.moco import MomentumContrast
 from moco.data.device import place
 from moco.data.loader import ViewStream
 from moco.data.sources import ArraySource
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.evaluate import findings as judge
 from moco.evaluate.contrast_probe import (
     Encoded,
@@ -160,7 +160,7 @@ def _admit(where: Where, given: HealthSettings, data: Any, labels: Any) -> _Pati
         raise UserError(f"{where.name} does not fit its settings: {str(error).splitlines()[0]}") from error
     model.to(device).to(memory_format=torch.channels_last).eval()
     if len(part) < 4:
-        raise UserError(f"{part.name} has {len(part)} pictures: four or more are needed")
+        raise UserError(f"{part.name} has {counted(len(part), 'picture')}: four or more are needed")
     # Other pictures say nothing about which keys of the queue are of the same picture.
     own_data = (data is None and not given.data) or len(part.source) == state["images"]
     pairs = _view_pairs(part, settings, min(rows, len(part) // 2), given, device, own_data)
@@ -246,7 +246,9 @@ def _leak(patient: _Patient, model: MomentumContrast, encoded: Encoded, chance: 
     if not normalises_batches(model):
         return Finding("batch norm leak", "no batch norm", "good", "nothing in the encoder sees the batch", "", {})
     shuffled, groups = patient.settings.shuffle_bn, patient.settings.bn_groups
-    return judge.leak_finding(batch_leak(model, encoded), chance, shuffled=shuffled, groups=groups)
+    in_batch = isinstance(model.dictionary, InBatch)
+    leak = batch_leak(model, encoded)
+    return judge.leak_finding(leak, chance, shuffled=shuffled, groups=groups, in_batch=in_batch)
 
 
 def _encode(patient: _Patient, network: nn.Module, views: list[Tensor] | Any) -> Tensor:

@@ -23,11 +23,13 @@ from moco.building import build_model
 from moco.contrast.batchnorm import has_batchnorm, synchronise
 from moco.contrast.method import Method
 from moco.contrast.own import know
+from moco.contrast.vit import few_patches
+from moco.data.colour import without_meaning
 from moco.data.loader import ViewStream
 from moco.data.own_views import MISSING, OwnView
 from moco.data.sources import Source, open_source
 from moco.data.sources.opening import KINDS
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.evaluate.monitor import make_monitor
 from moco.recipes import ONLY_FOR, pretrain_settings
 from moco.report.curves import draw_curves
@@ -35,13 +37,14 @@ from moco.resolve import absolute, resolve, statistics_change
 from moco.settings import PretrainSettings, RunSettings, check_names, explain
 from moco.starting import find_start, start_from
 from moco.train.callbacks import Callback, Callbacks
+from moco.train.checkpoints import with_patience
 from moco.train.compiling import compile_encoders
 from moco.train.job import Job, Writer
 from moco.train.lock import RunLock
 from moco.train.loop import train
 from moco.train.parallel import Processes, processes, restarted
 from moco.train.run import SETTINGS, Run, check_new
-from moco.train.trackers import Several, open_trackers, wanted
+from moco.train.trackers import Several, TensorBoard, open_trackers, wanted
 
 Array = np.ndarray[Any, Any]
 
@@ -103,7 +106,7 @@ def pretrain(
             Run.create(resolved.out, resolved)
         _wait_for_main()
         console = _console(own, quiet)
-        _show_resolved(console, settings, resolved, source)
+        _show_resolved(console, settings, resolved, source, model)
         if started is not None and console is not None:
             console.print(f"starting from {settings.init}: {started}", highlight=False, markup=False)
         return _train(resolved, source, own, model, console, Callbacks(on_step, on_epoch), view)
@@ -238,7 +241,7 @@ def _train(
         if job.first_step:
             job.say(f"{run.path}: going on after step {job.first_step} of {job.steps}")
         if job.first_step == job.steps:
-            job.say(f"{run.path} is finished ({settings.epochs} epochs); more with --epochs")
+            job.say(f"{run.path} is finished ({counted(settings.epochs, 'epoch')}); more with --epochs")
         with _records(job):
             if settings.compile:
                 compile_encoders(model, own.device, console)
@@ -264,15 +267,13 @@ def _records(job: Job) -> Iterator[None]:
     if not job.processes.main:
         yield
         return
-    job.run.update(job.settings)
-    job.run.rewind(job.first_step)
+    with_patience(lambda: job.run.update(job.settings), job.say)
+    with_patience(lambda: job.run.rewind(job.first_step), job.say)
     with contextlib.ExitStack() as stack:
         writers: list[Writer] = []
         if job.settings.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            writer = SummaryWriter(job.run.path / "tensorboard", purge_step=job.first_step + 1)
-            writers.append(stack.enter_context(contextlib.closing(writer)))
+            curves = TensorBoard(job.run, job.first_step, job.say)
+            writers.append(stack.enter_context(contextlib.closing(curves)))
         writers += stack.enter_context(open_trackers(job.run, job.settings, job.say))
         job.writer = Several(writers)
         yield
@@ -307,7 +308,9 @@ def _console(own: Processes, quiet: bool) -> Console | None:
     return Console(soft_wrap=True) if own.main and not quiet else None
 
 
-def _show_resolved(console: Console | None, asked: PretrainSettings, found: RunSettings, source: Source) -> None:
+def _show_resolved(
+    console: Console | None, asked: PretrainSettings, found: RunSettings, source: Source, model: Method
+) -> None:
     if console is None:
         return
     before: Mapping[str, Any] = asked.model_dump()
@@ -316,17 +319,31 @@ def _show_resolved(console: Console | None, asked: PretrainSettings, found: RunS
         for name, value in found.model_dump().items()
         if before.get(name) == "auto" != value and found.method in ONLY_FOR.get(name, (found.method,))
     ]
-    for notice in source.notices:
+    few = few_patches(model.backbone, found.backbone, found.image_size, found.keep_tokens)
+    for notice in filter(None, (*source.notices, few, _left_out(found))):
         console.print(notice, highlight=False, markup=False)
     steps, left = divmod(len(source) * found.repeat, found.batch_size)
     if left:
         console.print(
-            f"{steps} steps of {found.batch_size} in an epoch; the {left} images that do not fill a batch are others "
-            "each time",
+            f"{counted(steps, 'step')} of {found.batch_size} in an epoch; {counted(left, 'image')} left over, not "
+            "enough for a batch: others each time",
             highlight=False,
         )
-    console.print(f"{len(source):,} images · auto settings: {', '.join(chosen)}", highlight=False, markup=False)
+    images = counted(len(source), "image")
+    console.print(f"{images} · auto settings: {', '.join(chosen)}", highlight=False, markup=False)
     console.print(f"run folder: {found.out} (all values in {SETTINGS})", highlight=False, markup=False)
+
+
+def _left_out(found: RunSettings) -> str | None:
+    """What to say of colour operations that have no meaning for these pictures."""
+    views = [] if found.views == "custom" else [found.query_views, found.key_views]
+    names = list(dict.fromkeys(name for view in views for name in without_meaning(view, found.channels)))
+    if not names:
+        return None
+    return (
+        f"pictures of {counted(found.channels, 'channel')} have no colours: {', '.join(names)} left out; --gain and "
+        "--noise vary intensities"
+    )
 
 
 def _short(value: Any) -> str:

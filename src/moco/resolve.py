@@ -16,7 +16,7 @@ from moco.contrast.own import is_own
 from moco.data.loader import cores, readable, small_in_memory
 from moco.data.sources import ArraySource, Source
 from moco.data.statistics import measure_statistics
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.settings import PretrainSettings, RunSettings, explain
 from moco.train.parallel import Processes, best_precision
 
@@ -69,7 +69,7 @@ def resolve(
         "precision": _precision(settings, own.device),
         "monitor": _monitor(settings, source),
         "queue_size": _queue_size(settings, len(source)),
-        "small_crop_size": settings.small_size,
+        "small_crop_size": settings.small_size if settings.small_crops else settings.small_crop_size,
         "head_width": width if settings.head_width == "auto" else settings.head_width,
         **_statistics(settings, source, channels, prepared),
         **_pace(settings, len(source)),
@@ -96,20 +96,22 @@ def _check_batch(settings: PretrainSettings, source: Source, own: Processes) -> 
     rows = settings.batch_size // own.world // settings.accumulate
     if rows < 2:
         raise UserError(
-            f"batch_size {settings.batch_size} over {own.world} processes × accumulate {settings.accumulate} is one "
-            "picture at a time: two or more are needed for batch statistics"
+            f"batch_size {settings.batch_size} over {counted(own.world, 'process', 'processes')} × accumulate "
+            f"{settings.accumulate} is one picture at a time: two or more are needed for batch statistics"
         )
+    if len(source) * settings.repeat < 2:
+        raise UserError(f"{settings.data_name} has 1 image: there is no other to tell it from; add more")
     if len(source) * settings.repeat < settings.batch_size:
         raise UserError(
-            f"{settings.data_name} has {len(source)} images, fewer than one batch of {settings.batch_size}: "
+            f"{settings.data_name} has {counted(len(source), 'image')}, fewer than one batch of {settings.batch_size}: "
             f"set --batch-size {len(source) * settings.repeat} or lower, or --repeat "
             f"{-(-settings.batch_size // len(source))} for as many views of each"
         )
     pieces = own.world * settings.accumulate
     if settings.batch_size % pieces:
         raise UserError(
-            f"batch_size {settings.batch_size} does not divide into {own.world} processes × accumulate "
-            f"{settings.accumulate}: set --batch-size {settings.batch_size // pieces * pieces or pieces}"
+            f"batch_size {settings.batch_size} does not divide into {counted(own.world, 'process', 'processes')} × "
+            f"accumulate {settings.accumulate}: set --batch-size {settings.batch_size // pieces * pieces or pieces}"
         )
 
 
@@ -177,7 +179,8 @@ def _statistics(
         std = tuple(round(value, 4) for value in found[1]) if std == "auto" else std
     for name, value in (("mean", mean), ("std", std)):
         if len(value) != channels:
-            raise UserError(f"{name} has {len(value)} values, but the images have {channels} channels")
+            held = counted(channels, "channel")
+            raise UserError(f"{name} has {counted(len(value), 'value')}, but the images have {held}")
     return {"mean": mean, "std": std}
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.train.checkpoints import read
 from moco.train.lock import RunLock, is_held
 from moco.train.run import METRICS, SETTINGS, Run
@@ -247,7 +247,7 @@ def show_runs(found: Sequence[RunSummary], folder: str | Path, console: Console)
         return
     # Narrow enough for a terminal of 80 columns.
     table = Table(
-        title=f"{len(found)} runs, {size(sum(one.bytes for one in found))}",
+        title=f"{counted(len(found), 'run')}, {size(sum(one.bytes for one in found))}",
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,

@@ -10,56 +10,20 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moco.errors import check_names as check_names
 from moco.errors import explain as explain
 from moco.errors import nearest as nearest
+from moco.view_settings import Probability, Settings
+from moco.view_settings import ViewSettings as ViewSettings
 
 Auto = Literal["auto"]
-Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Channels = Annotated[int, Field(gt=0, le=64)]
-Strength = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ViewSettings(_Settings):
-    """How a random view of a picture is made"""
-
-    crop_scale: tuple[float, float] = Field((0.2, 1.0), description="share of the picture's area that a crop takes")
-    crop_ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="width : height of a crop")
-    flip_probability: Probability = Field(0.5, description="chance of a left-right flip")
-    jitter_probability: Probability = Field(0.8, description="chance that the colours are changed at all")
-    brightness: Strength = Field(0.4, description="colour jitter: largest change of brightness")
-    contrast: Strength = Field(0.4, description="colour jitter: largest change of contrast")
-    saturation: Strength = Field(0.4, description="colour jitter: largest change of saturation")
-    hue: Annotated[float, Field(ge=0, le=0.5)] = Field(0.1, description="colour jitter: largest turn of the hue circle")
-    grayscale_probability: Probability = Field(0.2, description="chance that the colours are dropped")
-    grayscale_first: bool = Field(False, description="drop colours before the jitter (v1) instead of after it (v2)")
-    blur_probability: Probability = Field(0.5, description="chance of a Gaussian blur")
-    blur_sigma: tuple[float, float] = Field((0.1, 2.0), description="standard deviation of the blur, in pixels")
-    solarize_probability: Probability = Field(0.0, description="chance that bright pixels are inverted")
-    gain: Strength = Field(
-        0.0, description="largest change of each channel's intensity by itself, for pictures that are not photographs"
-    )
-    noise: Strength = Field(0.0, description="standard deviation of noise on every value, as a share of the full range")
-
-    @model_validator(mode="after")
-    def _ranges(self) -> ViewSettings:
-        for name in ("crop_scale", "crop_ratio", "blur_sigma"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(f"{name} must be two numbers 0 < low ≤ high, not {low:g} {high:g}")
-        if self.crop_scale[1] > 1:
-            raise ValueError(f"crop_scale is a share of the area: at most 1, not {self.crop_scale[1]:g}")
-        return self
-
-
-class JobSettings(_Settings):
+class JobSettings(Settings):
     """What, where to, and from where"""
 
     data: str | tuple[str, ...] = Field(
@@ -84,7 +48,7 @@ class JobSettings(_Settings):
     cache_gigabytes: Positive = Field(16.0, description="room for blocks of remote files in it")
 
 
-class InputSettings(_Settings):
+class InputSettings(Settings):
     """Pictures"""
 
     image_size: int = Field(224, gt=0, description="side of a view in pixels")
@@ -115,7 +79,7 @@ class InputSettings(_Settings):
     )
 
 
-class ModelSettings(_Settings):
+class ModelSettings(Settings):
     """Encoder and method"""
 
     method: Literal["moco", "simclr", "byol", "swav", "cpc"] = Field(
@@ -198,7 +162,7 @@ class ModelSettings(_Settings):
     sync_bn: bool = Field(False, description="one batch norm over all CUDA devices, where there are several (v3)")
 
 
-class MethodSettings(_Settings):
+class MethodSettings(Settings):
     """Hard negatives (moco with a queue), swav and cpc"""
 
     hard_negatives: int = Field(0, ge=0, description="keys closest to a query that harder ones are mixed from (MoCHi)")
@@ -224,7 +188,7 @@ class MethodSettings(_Settings):
     )
 
 
-class TrainingSettings(_Settings):
+class TrainingSettings(Settings):
     """Training"""
 
     epochs: int = Field(200, gt=0, description="passes over the data")
@@ -247,7 +211,7 @@ class TrainingSettings(_Settings):
     clip_gradient: float | None = Field(None, gt=0, description="largest norm of the gradient")
 
 
-class MachineSettings(_Settings):
+class MachineSettings(Settings):
     """Machine, checks and records"""
 
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")

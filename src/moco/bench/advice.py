@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from moco.bench.figures import Figures
+from moco.errors import counted
 
 
 def table(found: Figures) -> Table:
@@ -14,7 +15,7 @@ def table(found: Figures) -> Table:
     shown.add_column("part")
     shown.add_column("images/s", justify="right")
     shown.add_column("")
-    workers = _count(found.workers, "worker") if found.workers else "in this process"
+    workers = counted(found.workers, "worker") if found.workers else "in this process"
     beyond = "" if s.views == "image" else " (colours on the training device)"
     for part, rate, note in (
         (
@@ -53,9 +54,9 @@ def words(found: Figures) -> list[str]:
 
 
 def _bottleneck(found: Figures) -> str:
-    workers, shared = _count(found.workers, "worker"), ""
+    workers, shared = counted(found.workers, "worker"), ""
     if found.on_cpu and found.workers:
-        shared = f"; {workers} and the training share {_count(found.cores, 'core')}"
+        shared = f"; {workers} and the training share {counted(found.cores, 'core')}"
     if found.limit == "views":
         return f"views: {found.aside:.0%} of the time goes into making them, a batch at a time, on {found.device}"
     if found.limit == "data":
@@ -108,9 +109,9 @@ def _share_cores(found: Figures) -> list[str]:
     workers = max(1, round(cores * found.step / (cores * found.each + found.step)))
     possible = f"about {_number(best)} images/s"
     if found.job >= 0.9 * best:
-        line = f"more than {possible} is not in {_count(cores, 'core')}: less work helps, or a GPU"
+        line = f"more than {possible} is not in {counted(cores, 'core')}: less work helps, or a GPU"
     elif workers == found.workers:
-        line = f"{_count(cores, 'core')} should make {possible} with these settings: does something else run here?"
+        line = f"{counted(cores, 'core')} should make {possible} with these settings: does something else run here?"
     else:
         threads = f" --threads {cores - workers}" if cores > 2 else ""
         line = (
@@ -172,15 +173,11 @@ def _quicken(found: Figures, *, size: bool = True) -> list[str]:
 
 def _estimate(found: Figures) -> str:
     s = found.settings
-    line = f"estimate: an epoch of {found.images_per_epoch:,} images {_time(found.epoch_seconds)}, "
-    line += f"{_count(s.epochs, 'epoch')} {_time(found.total_seconds)}, without checks and checkpoints"
+    line = f"estimate: an epoch of {counted(found.images_per_epoch, 'image')} {_time(found.epoch_seconds)}, "
+    line += f"{counted(s.epochs, 'epoch')} {_time(found.total_seconds)}, without checks and checkpoints"
     if found.limit == "step" or found.on_cpu:  # on a CPU, views always take their part of the cores
         return line
     return f"{line}; at the rate of the step alone {_time(found.total_seconds * (1 - found.lost))}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _number(rate: float) -> str:

@@ -20,14 +20,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from moco.check.advice import command
 from moco.check.display import show, words
 from moco.check.examine import Findings
 from moco.check.fix_list import write_list
 from moco.check.pool import examine_all
 from moco.check.report import Report, add_failures, report
+from moco.data.bad_files import BadFiles
 from moco.data.loader import cores
 from moco.data.sources import ArraySource, Source, open_source
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 __all__ = ["Report", "check", "run_check", "words"]
 
@@ -52,14 +54,28 @@ def run_check(data: str, *, labels: str = "auto", workers: int | None = None, fi
         raise UserError("no data: name a folder of images, a list, a .npz … (see moco check --help)")
     console = Console(soft_wrap=True)
     source = open_source(data, labels)
-    found = _checked(data, source, workers, console)
+    found = _checked(data, labels, source, workers, console)
     show(found, console)
     if fix_list:
         left_out = write_list(Path(fix_list), source, found.good)
-        console.print(f"{fix_list}: {len(found.good) - left_out:,} paths", highlight=False, markup=False)
+        console.print(f"{fix_list}: {counted(len(found.good) - left_out, 'path')}", highlight=False, markup=False)
         if left_out:
-            console.print(f"{left_out} readable files have a line break in their name: no list can hold them")
+            files = counted(left_out, "readable file has", "readable files have")
+            console.print(f"{files} a line break in the name: no list can hold such names")
+        # Labels of a file belong to all pictures, and the first folders of absolute paths say nothing.
+        kept = "none" if labels == "none" else "auto"
+        found.command = _command(found, fix_list, kept, len(found.good) - left_out, found.unusable)
+    if found.command:
+        text = "to train with these settings (with bench in the place of pretrain: how long that takes):"
+        console.print(text, highlight=False, markup=False)
+        console.print(found.command, highlight=False, markup=False)
     return found
+
+
+def _command(found: Report, data: str, labels: str, images: int, bad: int) -> str:
+    if images < 2:  # no picture to compare with
+        return ""
+    return command(data, found.suggestions, labels=labels, images=images, bad=bad, usual=BadFiles(images).limit)
 
 
 def check(
@@ -82,13 +98,18 @@ def check(
     Raises UserError for data that cannot be opened.
     """
     source = open_source(data, labels)
-    name = os.fspath(data) if isinstance(data, str | os.PathLike) else f"the {type(data).__name__}"
-    return _checked(name, source, workers, console, start_method)
+    return _checked(data, labels, source, workers, console, start_method)
 
 
 def _checked(
-    name: str, source: Source, workers: int | None, console: Console | None, start_method: str | None = None
+    data: Any,
+    labels: Any,
+    source: Source,
+    workers: int | None,
+    console: Console | None,
+    start_method: str | None = None,
 ) -> Report:
+    name = os.fspath(data) if isinstance(data, str | os.PathLike) else f"the {type(data).__name__}"
     began = time.monotonic()
     if workers is not None and workers < 0:
         raise UserError(f"workers {workers}: 0 or more processes can read")
@@ -98,6 +119,9 @@ def _checked(
     parts = list(_shown_progress(examine_all(source, workers, start_method), len(source), console))
     found = report(name, source, parts)
     add_failures(found, parts)
+    if isinstance(data, str | os.PathLike) and len(found.good) > 1:
+        asked = "none" if labels is None else os.fspath(labels) if isinstance(labels, str | os.PathLike) else "auto"
+        found.command = _command(found, name, asked, found.images, len(found.unreadable) + found.unusable)
     found.seconds = time.monotonic() - began
     return found
 

@@ -9,17 +9,19 @@ from rich.table import Table
 
 from moco.check.advice import FEW
 from moco.check.report import Report
+from moco.errors import counted
 
 SHOWN = 10
 SHOWN_IN_GROUP = 4
 USUAL_SHARE = 0.01
+_TOO_MANY = "too many: training would stop without --max-bad; --fix-list leaves them out where they are files"
 
 
 def show(found: Report, console: Console) -> None:
     """Print a report."""
     console.print(_table(found))
     _show_pairs(console, "cannot be read", found.unreadable)
-    _show_pairs(console, "are not what their name says (they can be read)", found.misnamed)
+    _show_pairs(console, "not what the name says (but can be read)", found.misnamed)
     _show_groups(console, "equal pictures", found.exact)
     _show_groups(console, "nearly equal pictures", found.near)
     if found.suggestions:
@@ -36,24 +38,31 @@ def words(found: Report) -> list[str]:
     lines = list(found.notices)
     bad, copies, near = len(found.unreadable), found.copies, found.near_copies
     if bad == 0:
-        lines.append(f"all {found.images:,} images can be read")
+        lines.append(f"all {found.images:,} images can be read" if found.images > 1 else "the image can be read")
     elif found.readable == 0:
-        lines.append(f"none of the {found.images:,} images can be read: there is nothing to train on")
+        lines.append(f"none of the {counted(found.images, 'image')} can be read: there is nothing to train on")
     else:
         few = bad <= max(10, USUAL_SHARE * found.images)
         lines.append(
-            f"{bad:,} of {found.images:,} images cannot be read: "
-            + ("training puts others in their place" if few else "too many: training would stop; remove or mend them")
+            f"{bad:,} of {counted(found.images, 'image')} cannot be read: "
+            + ("training puts others in their place" if few else _TOO_MANY)
         )
     if copies:
         lines.append(
-            f"{copies:,} images repeat another one exactly: each is a false negative; --fix-list leaves them out"
+            f"{counted(copies, 'image repeats', 'images repeat')} another one exactly: each is a false negative; "
+            "--fix-list leaves them out"
         )
     if near:
         lines.append(
-            f"{near:,} images nearly repeat another one ({len(found.near):,} groups): look whether they should"
+            f"{counted(near, 'image nearly repeats', 'images nearly repeat')} another one "
+            f"({counted(len(found.near), 'group')}): look whether they should"
         )
-    if 0 < len(found.good) < FEW:
+    if found.unusable:
+        wanted = next(item.value for item in found.suggestions if item.setting == "channels")
+        lines.append(f"{counted(found.unusable, 'image')} cannot be read with {counted(wanted, 'channel')}")
+    if len(found.good) == 1:
+        lines.append("one picture alone teaches nothing: there is no other to tell it from")
+    elif 0 < len(found.good) < FEW:
         lines.append(f"{len(found.good):,} different images are few to learn from without labels: find more if you can")
     return lines
 
@@ -83,7 +92,7 @@ def _table(found: Report) -> Table:
 def _labels(found: Report) -> str:
     if not found.labels:
         return "none"
-    without = f", {found.unlabelled:,} images without" if found.unlabelled else ""
+    without = f", {counted(found.unlabelled, 'image')} without" if found.unlabelled else ""
     return f"{len(found.labels):,}{without}: {_listed(found.labels)}"
 
 
@@ -104,7 +113,7 @@ def _show_pairs(console: Console, title: str, pairs: list[tuple[str, str]]) -> N
 def _show_groups(console: Console, title: str, groups: list[list[str]]) -> None:
     if not groups:
         return
-    console.print(f"{len(groups):,} groups of {title}:", markup=False, highlight=False)
+    console.print(f"{counted(len(groups), 'group')} of {title}:", markup=False, highlight=False)
     for group in sorted(groups, key=len, reverse=True)[:SHOWN]:
         more = f", and {len(group) - SHOWN_IN_GROUP:,} more" if len(group) > SHOWN_IN_GROUP else ""
         names = ", ".join(map(shown, group[:SHOWN_IN_GROUP]))

@@ -32,7 +32,8 @@ class Report:
         common_sizes: the most frequent sizes with their counts; sizes: how many different ones there are.
         labels: pictures of each label, the largest first; unlabelled: those without.
         exact, near: groups of names of equal pictures, and of nearly equal ones (of equal ones, the first takes part).
-        suggestions: settings for `moco pretrain`.
+        suggestions: settings for `moco pretrain`. unusable: readable pictures with other channels than these suggest.
+        command: the command with these settings, to copy; empty where there is none for this data.
         notices: what the source has to say.
         seconds: how long it took.
         good: numbers of the readable pictures without the repetitions of equal ones.
@@ -56,6 +57,8 @@ class Report:
     exact: list[list[str]] = field(default_factory=list)
     near: list[list[str]] = field(default_factory=list)
     suggestions: list[Suggestion] = field(default_factory=list)
+    unusable: int = 0
+    command: str = ""
     notices: list[str] = field(default_factory=list)
     seconds: float = 0.0
     good: Array = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -101,6 +104,8 @@ class Report:
             "suggestions": {
                 found.setting: {"value": found.value, "reason": found.reason} for found in self.suggestions
             },
+            "unusable": self.unusable,
+            "command": self.command,
             "notices": self.notices,
             "seconds": round(self.seconds, 2),
         }
@@ -140,6 +145,10 @@ def _filled(made: Report, source: Source, found: list[Findings]) -> Report:
         pages=pages[0][0] if pages and 2 * pages[0][1] > len(ids) else 1,
         images=len(made.good),
     )
+    wanted = next((item.value for item in made.suggestions if item.setting == "channels"), 3)
+    held = np.array([kind.pages for kind in kinds])
+    usable = channels <= 4 if wanted in (1, 3) else (channels == wanted) | (held == wanted)
+    made.unusable = len(ids) - int(usable.sum())
     return made
 
 

@@ -78,6 +78,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _launch(processes: int, arguments: list[str]) -> int:
     """Run the same command in several processes of this machine, by torchrun. Returns the first bad exit status."""
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
@@ -91,4 +92,6 @@ def _launch(processes: int, arguments: list[str]) -> int:
     except ChildFailedError as failed:  # the process has said why
         status = failed.get_first_failure()[1].exitcode
         return status if status > 0 else 1
+    except SignalException as stop:  # passed on to the processes, which have saved and said how to go on
+        return 128 + stop.sigval.value
     return 0

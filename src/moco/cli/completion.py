@@ -31,7 +31,12 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
             action.choices = words
         elif action.metavar not in NUMBERS:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-    return str(shtab.complete(parser, shell=shell))
+    script = str(shtab.complete(parser, shell=shell))
+    if shell == "zsh":
+        script = script.replace('"(*)::', '"*:')  # every DATA of several, not only the first
+        # Sourced from a file as from `eval`: the script would call the completer at once, outside of any Tab.
+        script = script.replace("$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) ")
+    return script
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -86,6 +86,11 @@ class Output:
         if self._file not in ("", "-") and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise UserError(f"--json {path}: cannot write there; name a file in a folder that exists")
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a result is asked for at all."""
+        return bool(self._file)
+
     def __enter__(self) -> Output:
         if self._quiet:
             nowhere = self._stack.enter_context(open(os.devnull, "w", encoding="utf-8"))

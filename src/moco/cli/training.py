@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moco.cli.parsing import Given, Output, add_data, add_nproc, add_output, add_quiet, add_training_options, leaf
+from moco.cli.parsing import Given, Output, add_data, add_nproc, add_output, add_training_options, leaf
 from moco.comparing.plan import ABLATIONS, SEARCHED
 from moco.errors import UserError
 from moco.options import add_options
 from moco.recipes import METHODS
 from moco.settings import PretrainSettings
+
+if TYPE_CHECKING:
+    from moco.train.run import Run
 
 EPILOGUE = """\
 examples:
@@ -35,7 +39,7 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
         epilog=EPILOGUE,
     )
     add_data(parser)
-    add_quiet(parser)
+    add_output(parser)
     parser.add_argument("--resume", metavar="RUN", help="run folder to continue from its newest checkpoint")
     add_nproc(parser)
     add_training_options(parser, arguments)
@@ -44,13 +48,33 @@ def _add_pretrain(verbs: Any, arguments: list[str]) -> None:
 def _pretrain(given: Given) -> int:
     from moco.pretraining import pretrain, resume
 
-    if "resume" not in given:
-        pretrain(given.pop("data", ""), **given)
-    elif "config" in given:
+    if "resume" in given and "config" in given:
         raise UserError("--config does not go with --resume: the run has its settings")
-    else:
-        resume(given.pop("resume"), **given)
+    with _training_output(given) as output:
+        run = resume(given.pop("resume"), **given) if "resume" in given else pretrain(given.pop("data", ""), **given)
+        if output.wanted:
+            output.result = _outcome(run)
     return 0
+
+
+def _training_output(given: Given) -> Output:
+    """Where the words and the result of a training go; of several processes the first one has a result."""
+    if os.environ.get("RANK", "0") != "0":
+        given.pop("json_file", None)
+    return Output(given)
+
+
+def _outcome(run: Run) -> dict[str, Any]:
+    """What a training came to: its last line of metrics, and its last check where there was one."""
+    lines = run.metrics()
+    training, checks = ([line for line in lines if ("loss" in line) == kind] for kind in (True, False))
+    return {
+        "run": run.path,
+        "step": lines[-1]["step"] if lines else 0,
+        "epochs": run.settings.epochs,
+        "metrics": training[-1] if training else None,
+        "checks": checks[-1] if checks else None,
+    }
 
 
 def _add_resume(verbs: Any, arguments: list[str]) -> None:
@@ -66,7 +90,7 @@ def _add_resume(verbs: Any, arguments: list[str]) -> None:
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("--data", nargs="+", metavar="DATA", help="where the pictures are now, if they moved")
-    add_quiet(parser)
+    add_output(parser)
     add_nproc(parser)
     add_options(parser, PretrainSettings, skip=frozenset({"data"}))
 
@@ -74,7 +98,10 @@ def _add_resume(verbs: Any, arguments: list[str]) -> None:
 def _resume(given: Given) -> int:
     from moco.pretraining import resume
 
-    resume(given.pop("run"), **given)
+    with _training_output(given) as output:
+        run = resume(given.pop("run"), **given)
+        if output.wanted:
+            output.result = _outcome(run)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -60,12 +61,10 @@ class Work:
 
 def carry_out(work: Work, cell: Cell) -> Result:
     """Train and evaluate a cell, as far as that has not been done. Raises Interrupted where the training was."""
+    known = done_before(work, cell)
+    if known is not None:
+        return known
     folder = work.out / cell.folder
-    note = work.out / f"{cell.folder}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        held = json.loads(note.read_text(encoding="utf-8"))
-        if not held["failed"]:
-            return Result(**held)
     line = "" if finished(folder) else _train(work, cell, folder)
     spent = _spent(work.out / f"{cell.folder}.times.json")
     if line:
@@ -76,8 +75,21 @@ def carry_out(work: Work, cell: Cell) -> Result:
         cell.row.name, cell.seed, cell.folder, figures, median(rates) if rates else None, spent["seconds"],
         spent["peak_bytes"],
     )  # fmt: skip
-    write_atomically(note, json.dumps(asdict(result), indent=2).encode())
+    write_atomically(_note(work, cell), json.dumps(asdict(result), indent=2).encode())
     return result
+
+
+def done_before(work: Work, cell: Cell) -> Result | None:
+    """What an earlier call found for a cell, unless its training failed."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        held = json.loads(_note(work, cell).read_text(encoding="utf-8"))
+        if not held["failed"]:
+            return Result(**held)
+    return None
+
+
+def _note(work: Work, cell: Cell) -> Path:
+    return work.out / f"{cell.folder}.json"
 
 
 def finished(folder: Path) -> bool:
@@ -118,6 +130,8 @@ def _train(work: Work, cell: Cell, folder: Path) -> str:
     _add_times(work.out / f"{cell.folder}.times.json", time.monotonic() - began, usage.ru_maxrss * 1024)
     if code in STOPPED:
         raise Interrupted(f"stopped in {cell.folder}; the same command goes on there", 128 + abs(code) % 128)
+    if code < 0:  # nobody asked it to stop: the system, where memory is short
+        return f"killed by signal {-code}" + (": out of memory?" if code == -signal.SIGKILL else "")
     return "" if code == 0 else _last_line(log) or f"ended with status {code}"
 
 

@@ -13,6 +13,15 @@ from moco.train.checkpoints import write_atomically
 PLAN = "plan.json"
 
 
+def plan_of(folder: Path) -> dict[str, Any]:
+    """The plan of a folder, empty where it has none that can be read."""
+    try:
+        found = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def take_folder(folder: Path, plan: Mapping[str, Any]) -> None:
     """Make the folder, or go on in one of the same plan. Raises UserError for any other."""
     text = json.dumps(dict(plan), indent=2, sort_keys=True)

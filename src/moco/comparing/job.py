@@ -12,13 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from moco.bench import measure
-from moco.comparing.cells import Result, Work, carry_out
-from moco.comparing.folder import take_folder
+from moco.comparing.cells import Result, Work, carry_out, done_before
+from moco.comparing.folder import plan_of, take_folder
 from moco.comparing.plan import Cell, Row, ablated, compared
 from moco.comparing.table import Line, lines, markdown, picture, table
 from moco.data.loader import cores
 from moco.data.sources import Source
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.pretraining import named, open_data
 from moco.recipes import ONLY_FOR, pretrain_settings
 from moco.reporting import report
@@ -92,9 +92,14 @@ def side_by_side(
     folder = Path(settings.out or f"runs/{title.split()[0]}").expanduser()
     console = None if quiet else Console(soft_wrap=True)
     threads = max(cores() // parallel, 1) if parallel > 1 else None
-    base |= _budget(settings, source, minutes, images_seen)
+    before = plan_of(folder)
+    if minutes is not None and before.get("minutes") == minutes:
+        base |= {"epochs": before["base"]["epochs"]}  # a second measurement would come to another number
+    else:
+        base |= _budget(settings, source, minutes, images_seen)
     base |= {"data": _plain_paths(settings.data)}
-    take_folder(folder, {"title": title, "rows": [asdict(row) for row in rows], "base": base})
+    plan = {"title": title, "rows": [asdict(row) for row in rows], "base": base, "minutes": minutes}
+    take_folder(folder, plan | {"test": None if test is None else absolute(str(test))})
     figures = FIGURES if _has_labels(source) else ()
     work = Work(folder, base, threads, figures, {"test": str(test)} if test is not None else {})
     cells = [Cell(row, settings.seed + number) for number in range(seeds) for row in rows]
@@ -148,7 +153,11 @@ def _carry_out_all(work: Work, cells: Sequence[Cell], parallel: int, console: Co
         if console is not None:
             console.print(text, highlight=False, markup=False)
 
-    say(f"{len(cells)} trainings, {work.base.get('epochs', 'the usual')} epochs each, in {work.out}")
+    epochs = counted(work.base["epochs"], "epoch") if "epochs" in work.base else "the usual epochs"
+    say(f"{counted(len(cells), 'training')}, {epochs} each, in {work.out}")
+    old = [cell.folder for cell in cells if done_before(work, cell) is not None]
+    if old:
+        say(f"{len(old)} of them are from an earlier call and are not repeated: {', '.join(old)}")
     done: list[Result] = []
     with ThreadPoolExecutor(parallel) as workers:
         try:

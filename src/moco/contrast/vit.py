@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from moco.errors import UserError
 
 WAVELENGTHS = 10_000.0
+FEWEST_PATCHES = 16  # seen while training; of fewer, attention has next to nothing to compare
 
 
 def positions(rows: int, columns: int, width: int) -> Tensor:
@@ -58,3 +59,19 @@ def stabilise(model: Any) -> None:
     before = model.pos_embed.shape[1] - len(table)  # the class token has no position
     model.pos_embed.copy_(torch.cat([torch.zeros(before, model.embed_dim), table])[None])
     model.pos_embed.requires_grad_(False)
+
+
+def few_patches(model: Any, name: str, image_size: int, keep_tokens: float = 1.0) -> str | None:
+    """What to say of a vision transformer, a model of timm, that sees too few patches to learn from; None of others.
+
+    keep_tokens: part of the patches that it sees while training.
+    """
+    patches = getattr(model, "patch_embed", None)
+    grid, size = getattr(patches, "grid_size", None), getattr(patches, "patch_size", None)
+    if not isinstance(grid, tuple) or not isinstance(size, tuple) or math.prod(grid) * keep_tokens >= FEWEST_PATCHES:
+        return None
+    kept = f", of which {keep_tokens:.0%} are kept while training" if keep_tokens < 1 else ""
+    return (
+        f"{name} sees {image_size} pixels as {' × '.join(map(str, grid))} patches of {size[0]}{kept}: too few to learn "
+        f"from; set --image-size {8 * size[0]} or larger (smaller pictures are enlarged), or --backbone resnet18"
+    )

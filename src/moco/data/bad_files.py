@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 SHOWN = 3
 _SURE = 4  # of 16 bad ones or fewer nothing is sure
@@ -60,7 +60,7 @@ class BadFiles:
         bad = len(self._reasons)
         some = "; ".join(f"{name!r} ({reason})" for name, reason in list(self._reasons.items())[:SHOWN])
         if bad > self.limit:
-            found = f"{bad:,} of {self.total:,} images cannot be read, more than the {self.limit:,} allowed"
+            found = f"{bad:,} of {counted(self.total, 'image')} cannot be read, more than the {self.limit:,} allowed"
         else:
             found = f"{bad:,} of the first {seen:,} images cannot be read, more than {self.share:.3g} of them"
         more = f" and {bad - SHOWN:,} more" if bad > SHOWN else ""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from moco.data.drawing import BRIGHTNESS, CONTRAST, HUE, LUMINANCE, SATURATION, ViewParameters
+from moco.settings import ViewSettings
 
 Array = np.ndarray[Any, Any]
 
@@ -106,3 +107,15 @@ def _operations(view: ViewParameters, channels: int) -> list[tuple[Array, Array,
     if channels == 3 and view.grayscale_after.any():
         places.append((*gray, view.grayscale_after))
     return places
+
+
+def without_meaning(views: ViewSettings, channels: int) -> tuple[str, ...]:
+    """The operations among these that pictures of so many channels know nothing of: they are left out."""
+    if channels == 3:
+        return ()
+    asked = {
+        "saturation": views.jitter_probability * views.saturation,
+        "hue": views.jitter_probability * views.hue,
+        "grayscale": views.grayscale_probability,
+    }
+    return tuple(name for name, strength in asked.items() if strength > 0)

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from moco.data import tiff
 from moco.data.header import Header, png_pixels, read_header, read_png_header
+from moco.errors import counted
 
 # Every failure becomes a DecodeError; OpenCV's own warnings would tear the progress bar. (The name moved in 5.0.)
 (getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel)(0)
@@ -181,7 +182,7 @@ def _read_tiff(data: bytes, channels: int) -> Array:
         chosen = alike if paged and all(map(tiff.readable, alike)) else [first]
         _check_size(first.height, first.width * -(-sum(page.samples for page in chosen) // 4))
         if len(chosen) == 1 and len(found) > 1 and channels not in (1, 3, first.samples):
-            pages = f"{len(found)} pages of {first.samples} channel{'s' if first.samples > 1 else ''}"
+            pages = f"{len(found)} pages of {counted(first.samples, 'channel')}"
             raise DecodeError(f"the file has {pages}, and {channels} channels are wanted", first.samples)
         usual = first.samples in (1, 3) or first.alpha or (first.samples == 4 and first.photometric == 2)
         plain = first.depth == 8 and usual and channels in (1, 3)  # what Pillow reads as it is meant
@@ -268,7 +269,7 @@ def _arrange(pixels: Array, channels: int, alpha: bool = True) -> Array:
     if count == channels:
         return np.ascontiguousarray(pixels)
     if channels not in (1, 3) or count > 4 or (count in (2, 4) and not alpha):
-        raise DecodeError(f"it has {count} channel{'s' if count > 1 else ''}, and {channels} are wanted", count)
+        raise DecodeError(f"it has {counted(count, 'channel')}, and {channels} are wanted", count)
     if count in (2, 4):
         opacity = pixels[:, :, -1:].astype(np.uint16)
         blend = pixels[:, :, :-1] * opacity + np.uint16(255) * (255 - opacity)

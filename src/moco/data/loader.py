@@ -22,7 +22,7 @@ from moco.data.reading import Unreadable, read_pixels
 from moco.data.reading import readable as readable  # part of what this module offers
 from moco.data.sources import ArraySource, Source
 from moco.data.views import ViewParameters, apply_batch, draw, parameters
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.settings import ViewSettings
 
 Array = np.ndarray[Any, Any]
@@ -316,7 +316,8 @@ def take(images: torch.Tensor, ids: Array, channels: int, device: torch.device) 
     if count == channels:
         return taken
     if channels not in (1, 3) or count > 4:
-        raise UserError(f"the images have {count} channels, and {channels} are wanted: set channels to {count}")
+        held = counted(count, "channel")
+        raise UserError(f"the images have {held}, and {channels} are wanted: set channels to {count}")
     if count in (2, 4):  # transparency, on white
         opacity = taken[:, -1:].to(torch.int32)
         taken = ((taken[:, :-1] * opacity + 255 * (255 - opacity) + 127) // 255).to(torch.uint8)

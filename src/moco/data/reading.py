@@ -10,7 +10,7 @@ import numpy as np
 
 from moco.data.decode import DecodeError, decode
 from moco.data.sources import Sample, Source
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 Array = np.ndarray[Any, Any]
 
@@ -63,4 +63,5 @@ def readable(source: Source, index: int, channels: int) -> tuple[Array, int, lis
             return read_pixels(source, number, channels), number, skipped
         except Unreadable as error:
             skipped.append((error.name, error.reason))
-    raise UserError(f"none of the {len(source)} images can be read; the first: {skipped[0][0]}: {skipped[0][1]}")
+    name, reason = skipped[0]
+    raise UserError(f"none of the {counted(len(source), 'image')} can be read; the first: {name}: {reason}")

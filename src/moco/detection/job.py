@@ -25,7 +25,7 @@ from moco.detection.scoring import score
 from moco.detection.starts import Start, starts
 from moco.detection.table import Detection, rows_of, show
 from moco.detection.training import Course, Schedule, train_detector
-from moco.errors import Interrupted, UserError
+from moco.errors import Interrupted, UserError, counted
 from moco.evaluate.cache import weights_fingerprint
 from moco.evaluate.subject import Subject, Where, load_run, locate
 from moco.evaluation import write_figures
@@ -144,8 +144,9 @@ def _work(settings: DetectSettings, where: Where, subject: Subject, console: Con
     )
     rate = f"{schedule.learning_rate:.4g}"
     work.say(
-        f"{'Mask' if masks else 'Faster'} R-CNN, {len(classes)} classes · {len(train)} pictures with {train.objects()} "
-        f"objects, tested on {len(test)} · {schedule.iterations:,} iterations of {settings.batch_size} "
+        f"{'Mask' if masks else 'Faster'} R-CNN, {counted(len(classes), 'class', 'classes')} · "
+        f"{counted(len(train), 'picture')} with {counted(train.objects(), 'object')}, tested on {len(test)} · "
+        f"{schedule.iterations:,} iterations of {settings.batch_size} "
         f"({schedule.iterations * settings.batch_size / len(train):.1f} passes) · lr {rate} · side {max(size)}"
     )
     return work
@@ -154,7 +155,7 @@ def _work(settings: DetectSettings, where: Where, subject: Subject, console: Con
 def _split(whole: MarkedSet, settings: DetectSettings) -> tuple[MarkedSet, MarkedSet]:
     count = round(settings.test_share * len(whole))
     if not 0 < count < len(whole):
-        raise UserError(f"{whole.name} has {len(whole)} pictures: too few to set some aside; name --test")
+        raise UserError(f"{whole.name} has {counted(len(whole), 'picture')}: too few to set some aside; name --test")
     order = np.random.default_rng(settings.seed).permutation(len(whole))
     return whole.rows(np.sort(order[count:])), whole.rows(np.sort(order[:count]))
 
@@ -282,7 +283,8 @@ def _details(
     unreadable = {name: why for several in done.values() for one in several for name, why in one["unreadable"].items()}
     if unreadable:
         name, why = next(iter(unreadable.items()))
-        work.notes.append(f"{len(unreadable)} pictures could not be read and were passed over, such as {name}: {why}")
+        left_out = counted(len(unreadable), "picture")
+        work.notes.append(f"{left_out} could not be read and passed over, such as {name}: {why}")
     plan = work.plan
     return {
         "evaluation": "detect",

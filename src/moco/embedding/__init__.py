@@ -32,7 +32,7 @@ from moco.embedding.progress import EncodingProgress
 from moco.embedding.reading import FORMAT, Embeddings, open_embeddings
 from moco.embedding.writing import SUFFIXES, Rows, arrow, write_npy, write_parquet, write_skipped
 from moco.embedding_settings import EmbedSettings
-from moco.errors import Interrupted, UserError
+from moco.errors import Interrupted, UserError, counted
 from moco.evaluate.features import checked_features, encode
 from moco.evaluate.subject import locate
 from moco.evaluation import is_text, opened_data
@@ -129,8 +129,8 @@ def write_embeddings(
         parts.remove()
     found = open_embeddings(path)
     if console is not None:
-        text = f"{path}: {rows:,} rows of {found.dimensions} numbers, {found.about['dtype']}"
-        pictures = "1 picture" if skipped == 1 else f"{skipped:,} pictures"
+        text = f"{path}: {counted(rows, 'row')} of {found.dimensions} numbers, {found.about['dtype']}"
+        pictures = counted(skipped, "picture")
         left_out = f"; {pictures} could not be read: {_skipped_file(path)}" if skipped else ""
         console.print(text + left_out, highlight=False, markup=False)
     return found

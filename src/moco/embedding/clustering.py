@@ -19,7 +19,7 @@ from rich.progress import track
 from moco.embedding.reading import Embeddings, Entries, open_embeddings
 from moco.embedding.sheet import Album, Tile, printable, save_sheet
 from moco.embedding_settings import ClusterSettings
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.evaluation_settings import inspection
 
 Array = np.ndarray[Any, Any]
@@ -223,7 +223,7 @@ def _sections(
             for row in chosen.tolist()
         ]
 
-    sections = [(f"{name}: {len(rows):,} pictures, the nearest to the centre", tiles(rows[:CENTRAL]))]
+    sections = [(f"{name}: {counted(len(rows), 'picture')}, the nearest to the centre", tiles(rows[:CENTRAL]))]
     others = rows[CENTRAL:]
     if len(others):
         drawn = np.sort(np.random.default_rng(seed).permutation(len(others))[:DRAWN])
@@ -239,10 +239,10 @@ def _called(entries: Entries, row: int) -> str:
 def _show(found: Clustering, settings: ClusterSettings, console: Console) -> None:
     sizes = np.bincount(found.clusters).tolist()
     rule = " (auto: √(rows / 2), 2 to 256)" if settings.clusters == "auto" else ""
-    lines = [f"{len(found.clusters):,} pictures in {len(sizes)} clusters{rule}"]
+    lines = [f"{counted(len(found.clusters), 'picture')} in {counted(len(sizes), 'cluster')}{rule}"]
     if settings.clusters != "auto" and len(sizes) < settings.clusters:
         lines.append(f"note: {settings.clusters - len(sizes)} clusters have no picture of their own and are left out")
-    lines += [f"  cluster-{number:03}  {size:,} pictures" for number, size in enumerate(sizes[:MOST_LISTED])]
+    lines += [f"  cluster-{number:03}  {counted(size, 'picture')}" for number, size in enumerate(sizes[:MOST_LISTED])]
     if len(sizes) > MOST_LISTED:
         lines.append(f"  and {len(sizes) - MOST_LISTED} smaller ones")
     if found.purity is not None and found.nmi is not None:

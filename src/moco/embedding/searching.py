@@ -29,13 +29,17 @@ from moco.train.run import Run
 
 Array = np.ndarray[Any, Any]
 
+ITSELF = "(the picture itself)"
 MOST_SHOWN, MOST_MATCHES = 40, 63
 """Queries on a contact sheet, and matches of each: a JPEG has at most 65,535 rows of pixels."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A picture that was found. rank: from 1. similarity: cosine, −1 to 1. index: its number in the data."""
+    """A picture that was found. rank: from 1. similarity: cosine, −1 to 1. index: its number in the data.
+
+    itself: it is the very file of the query.
+    """
 
     rank: int
     similarity: float
@@ -44,6 +48,7 @@ class Match:
     class_name: str | None
     index: int
     row: int
+    itself: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,13 @@ def search(
     names, features, pictures, missed = _queries(query, encoder, held, settings, with_pictures=sheet is not None)
     entries = held.entries()
     rows, similarities = nearest_rows(held, features, settings.top)
-    found = [_found(*one, entries) for one in zip(names, rows, similarities, strict=True)]
+    album = Album(held, entries)
+    found = [_found(*one, entries, album) for one in zip(names, rows, similarities, strict=True)]
     console = None if quiet else Console(soft_wrap=True)
     if console is not None:
         _show(found, console)
     if sheet is not None:
-        _draw(sheet, found, pictures, Album(held, entries))
+        _draw(sheet, found, pictures, album)
     if console is not None:
         for name, reason in missed:
             console.print(f"note: {printable(name)} cannot be read: {reason}", highlight=False, markup=False)
@@ -189,20 +195,29 @@ def _pixels(source: Source, index: int) -> Array | None:
         return None
 
 
-def _found(query: str, rows: Array, similarities: Array, entries: Entries) -> Found:
+def _found(query: str, rows: Array, similarities: Array, entries: Entries, album: Album) -> Found:
     matches = [
         Match(
             rank, round(float(similarity), 6), entries.paths[int(row)], entries.label(int(row)),
-            entries.class_name(int(row)), int(entries.index[row]), int(row),
+            entries.class_name(int(row)), int(entries.index[row]), int(row), _same_file(query, album.file(int(row))),
         )
         for rank, (row, similarity) in enumerate(zip(rows, similarities, strict=True), start=1)
     ]  # fmt: skip
     return Found(query, tuple(matches))
 
 
+def _same_file(query: str, path: str | None) -> bool:
+    """Whether a query is the file at `path`; a copy of it is another picture, and worth finding."""
+    try:
+        return path is not None and os.path.samefile(os.path.expanduser(query), path)
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return False
+
+
 def _called(match: Match) -> str:
-    """What the label of a match is called, "" where it has none."""
-    return match.class_name or ("" if match.label is None else str(match.label))
+    """What the label of a match is called, "" where it has none; and whether it is the query itself."""
+    name = match.class_name or ("" if match.label is None else str(match.label))
+    return f"{name} {ITSELF}".lstrip() if match.itself else name
 
 
 def _show(found: Sequence[Found], console: Console) -> None:

@@ -57,12 +57,17 @@ class Album:
         name = self._entries.paths[row]
         return os.path.join(self._folder, name) if self._about.get("files") else name
 
+    def file(self, row: int) -> str | None:
+        """The file of a row's picture, as it is found from here, or None where there is none."""
+        name = self._entries.paths[row]
+        paths = (os.path.join(self._folder, name), name)
+        return next((path for path in paths if "\0" not in path and os.path.isfile(path)), None)
+
     def picture(self, row: int) -> Array | None:
         """The pixels of a row's picture, RGB uint8 (H, W, 3), or None where it cannot be opened."""
-        name = self._entries.paths[row]
-        for path in (os.path.join(self._folder, name), name):
-            if "\0" not in path and os.path.isfile(path):
-                return _opened(Path(path).read_bytes)
+        name, path = self._entries.paths[row], self.file(row)
+        if path is not None:
+            return _opened(Path(path).read_bytes)
         source, index = self._source, int(self._entries.index[row])
         if source is None:
             return None

@@ -115,16 +115,18 @@ def alignment_finding(alignment: float, uniformity: float) -> Finding:
     return Finding("alignment", shown, verdict, reason, advice, {"alignment": alignment, "uniformity": uniformity})
 
 
-def leak_finding(leak: Leak, chance: float, *, shuffled: bool, groups: int) -> Finding:
+def leak_finding(leak: Leak, chance: float, *, shuffled: bool, groups: int, in_batch: bool = False) -> Finding:
     """Do keys give away which batch they come from ([v1] section 3.3)? What the loss gained on `chance` scales the gap.
 
     Keys normalised with the same mates as their query are found more easily than among strangers. Shuffling leaves
-    a small part of that, about one mate in `groups`.
+    a small part of that, about one mate in `groups`. in_batch: a query meets keys of its own batch only, which all
+    share its statistics, so that there is nothing to shuffle.
     """
     gained = max(chance - leak.loss, 1e-9)
     share = leak.gap / gained
     sure = leak.gap > LEAK_ERRORS * leak.error and leak.gap > LEAK_MATES * leak.most
-    unseen = not shuffled and LEAK_ERRORS * leak.error > LEAK_SHARE * gained
+    open_to_it = not shuffled and not in_batch
+    unseen = open_to_it and LEAK_ERRORS * leak.error > LEAK_SHARE * gained
     verdict: Verdict = "bad" if sure and share > LEAK_SHARE else "watch" if sure or unseen else "good"
     split = (
         "fewer or larger groups leak less: look at --bn-groups"
@@ -144,7 +146,11 @@ def leak_finding(leak: Leak, chance: float, *, shuffled: bool, groups: int) -> F
         advice = f"look again later, or {split}"
     else:
         reason, advice = "keys are found as well among strangers as in their own batch", ""
-    shown = f"accuracy {leak.as_trained:.1%} as trained, {leak.fresh:.1%} in fresh groups"
+        if open_to_it:
+            reason += ", though nothing shuffles them: a longer training may still learn to use it"
+    together = "the whole batch" if groups == 1 else f"{groups} groups"
+    shown = f"{together}, {'keys of the same batch' if in_batch else 'shuffled' if shuffled else 'not shuffled'}: "
+    shown += f"accuracy {leak.as_trained:.1%} as trained, {leak.fresh:.1%} in fresh groups"
     figures = {
         "accuracy_as_trained": leak.as_trained, "accuracy_fresh": leak.fresh, "gap": leak.gap,
         "gap_error": leak.error, "gap_share": share, "gap_with_all_mates": leak.most,

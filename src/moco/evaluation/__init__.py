@@ -19,7 +19,7 @@ from rich.table import Table
 
 from moco import __version__
 from moco.data.sources import ArraySource
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.evaluate.cache import FeatureCache, weights_fingerprint
 from moco.evaluate.pictures import Part, open_part, same_classes, split
 from moco.evaluate.subject import Subject, Where, load_run, load_timm, locate
@@ -250,7 +250,9 @@ def table(found: Evaluation) -> Table:
     """The rows of an evaluation: shares in percent, other figures as they are."""
     pictures = found.details["pictures"]
     task = f"{found.task}, k = {found.details['k']}" if "k" in found.details else found.task
-    what = f"{task}: {pictures['to learn from']} pictures, tested on {pictures['to test on']} others, %"
+    what = f"{task}: {counted(pictures['to learn from'], 'picture')}, tested on {pictures['to test on']} others, %"
+    over = plus_minus(found.details)
+    what += f"; {over}" if over else ""
     columns = list(dict.fromkeys(name for row in found.rows.values() for name in row))
     plain = [name for name in columns if not name.endswith(" ±")]
     shown = Table(title=escape(what))
@@ -260,6 +262,17 @@ def table(found: Evaluation) -> Table:
     for label, row in found.rows.items():
         shown.add_row(escape(label), *(_cell(row, name) for name in plain))
     return shown
+
+
+def plus_minus(details: Mapping[str, Any]) -> str:
+    """What the ± of a table is, from the details of an evaluation; "" for one without."""
+    draws = details.get("draws")  # of a file that may have been changed by hand
+    rows = [row for row in draws.values() if isinstance(row, Mapping)] if isinstance(draws, Mapping) else []
+    counts = [len(values) for row in rows for values in row.values() if isinstance(values, list)]
+    if not counts:
+        return ""
+    what = "trainings" if details.get("evaluation") == "finetune" else "draws of the labels"
+    return f"mean ± standard deviation of {counts[0]} {what}" if counts[0] > 1 else f"one of the {what}: no ±"
 
 
 def _cell(row: Mapping[str, float], name: str) -> str:

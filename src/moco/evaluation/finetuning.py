@@ -17,7 +17,7 @@ from moco import __version__
 from moco.building import build_model
 from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.method import Method
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.evaluate.contrast_beside import ContrastBeside
 from moco.evaluate.finetune import Course, Optimizer, Preparation, Trained, predict, train_on_labels
 from moco.evaluate.pictures import Part, open_part, split
@@ -129,7 +129,7 @@ class _Trainings:
         steps = max(settings.steps, settings.epochs * (len(train) // batch))
         rate = self.course.learning_rate * batch / BATCH
         course = replace(self.course, steps=steps, batch_size=batch, learning_rate=rate)
-        with work.bar(f"training on {len(train)} labels", course.steps) as say:
+        with work.bar(f"training on {counted(len(train), 'label')}", course.steps) as say:
             trained = train_on_labels(
                 backbone, train, validation=validation, classes=work.classes, course=course,
                 pictures=_preparation(work), beside=beside, seed=seed, say=say,

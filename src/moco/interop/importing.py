@@ -18,7 +18,7 @@ from moco.building import build_model
 from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.encoders import feature_width
 from moco.data.loader import cores
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.evaluate.subject import MEAN, STD
 from moco.interop.architecture import Architecture, architecture_of
 from moco.interop.continuing import Parts, fill, restore_momentum, training_parts
@@ -194,8 +194,8 @@ def _resolved(settings: PretrainSettings, network: Architecture, backbone: nn.Mo
     """What `auto` means where the pictures are not known: as in `moco.resolve`, for one process of this machine."""
     if network.channels != 3 and "auto" in (settings.mean, settings.std):
         raise UserError(
-            f"these weights take {network.channels} channels: name what their pictures were normalised with, "
-            "--mean … --std … (one number per channel, of values 0 to 1)"
+            f"these weights take {counted(network.channels, 'channel')}: name what their pictures were normalised "
+            "with, --mean … --std … (one number per channel, of values 0 to 1)"
         )
     device, normalised = find_device(settings.device), has_batchnorm(backbone)
     on_cpu = device.type == "cpu"
@@ -256,8 +256,8 @@ def _show(result: Import, found: ForeignWeights, settings: RunSettings) -> None:
     stem = f", stem {settings.stem}" if settings.stem == "small" else ""
     lines = [
         f"{found.path}: {DESCRIPTIONS[found.layout]}",
-        f"{settings.backbone}, {settings.channels} channels, {settings.image_size} pixels{stem}, "
-        f"{result.epochs} epochs behind it: {result.weights}",
+        f"{settings.backbone}, {counted(settings.channels, 'channel')}, {settings.image_size} pixels{stem}, "
+        f"{counted(result.epochs, 'epoch')} behind it: {result.weights}",
         *result.notes,
         f"run folder: {result.run.path}",
     ]

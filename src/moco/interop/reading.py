@@ -67,6 +67,8 @@ def read_weights(path: str | Path, *, trust_pickle: bool = False) -> ForeignWeig
     Raises UserError where it is no file of weights, is damaged, or would need objects that are not made.
     """
     path = Path(path).expanduser()
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the file of weights in it, such as {path / 'model.safetensors'}")
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     left_out: tuple[str, ...] = ()

@@ -23,8 +23,10 @@ def draw_curves(run: Run) -> Path:
     lines = run.metrics()
     training = [line for line in lines if "loss" in line]
     checks = [line for line in lines if "loss" not in line]
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 3.6))
     FigureCanvasAgg(figure)
+    # Fixed margins: matplotlib's own layout would draw everything once more to find them, half of the time.
+    figure.subplots_adjust(left=0.04, right=0.99, bottom=0.13, top=0.91, wspace=0.3)
     loss, similarity, check = figure.subplots(1, 3)
 
     _curve(loss, training, "loss", "C0")
@@ -33,7 +35,7 @@ def draw_curves(run: Run) -> Path:
     loss.set(title="loss", xlabel="epoch", ylim=(0, 1.4 * highest))  # room for the legend
     accuracy = loss.twinx()
     _curve(accuracy, training, "contrast_accuracy", "C1", label="contrast accuracy")
-    accuracy.set(ylim=(0, 1.4), yticks=(0, 0.25, 0.5, 0.75, 1))
+    accuracy.set(ylim=(0, 1.4), yticks=(0, 0.25, 0.5, 0.75, 1), yticklabels=("0 %", "25 %", "50 %", "75 %", "100 %"))
     handles = [*loss.get_lines(), *accuracy.get_lines()]
     loss.legend(handles, [line.get_label() for line in handles], fontsize=8, loc="upper right")
 

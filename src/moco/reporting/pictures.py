@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from moco.data.device import place
 from moco.data.loader import ViewStream, evaluation_batches, small_in_memory
 from moco.data.reading import Unreadable, read, read_pixels
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.evaluate.contrast_probe import ViewPairs
 from moco.evaluate.features import encode
 from moco.evaluate.knn import knn_predict, usable_k
@@ -91,7 +91,7 @@ def look(subject: Subject, part: Part, *, device: torch.device, precision: Any, 
     thumbnails = np.concatenate(kept)
     readable, names, unreadable = _names(part, thumbnails, subject.channels)
     if len(readable) < FEWEST:
-        raise UserError(f"{part.name} has {len(readable)} readable pictures: {FEWEST} or more are needed")
+        raise UserError(f"{part.name} has {counted(len(readable), 'readable picture')}: {FEWEST} or more are needed")
     part, thumbnails = part.rows(readable), thumbnails[readable]
     before, after = (half.contiguous() for half in features[torch.from_numpy(readable)].chunk(2, dim=1))
     if not after.isfinite().all():
@@ -147,7 +147,7 @@ def view_pairs(part: Part, settings: RunSettings, *, most: int, device: torch.de
     source = part.as_source()
     rows = min(settings.batch_size // settings.accumulate, BATCH, len(source) // 2, most // 2)
     if rows < 2:
-        raise UserError(f"{part.name} has {len(source)} pictures: four or more are needed")
+        raise UserError(f"{part.name} has {counted(len(source), 'picture')}: four or more are needed")
     stream = ViewStream(
         source, query=settings.query_views, key=settings.key_views, size=settings.image_size,
         channels=settings.channels, batch_size=rows, seed=seed, workers=0,

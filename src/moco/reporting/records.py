@@ -6,7 +6,6 @@ import csv
 import json
 import platform
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,14 +21,14 @@ from moco.errors import UserError
 from moco.recipes import RECIPES, recipe_values
 from moco.report.charts import Chart, between, is_number, line_of
 from moco.settings import PretrainSettings, RunSettings
-from moco.train.lock import LOCK, SILENT
+from moco.train.lock import is_held
 from moco.train.run import SETTINGS, WARNINGS, Run
 
 Records = list[dict[str, Any]]
 
 PLAIN = ("step", "epoch", "loss", "chance_loss", "learning_rate", "images_per_second", "data_wait", "feature_spread")
 SIMILARITIES = ("positive_similarity", "negative_similarity", "hardest_similarity")
-SHARES = ("accuracy", "retrieval")
+SHARES = ("accuracy", "retrieval", "dead_dimensions", "share")
 """Words in the names of checks that are shares, shown in percent."""
 VERSIONS = ("torch", "torchvision", "timm", "numpy", "opencv-python-headless", "pillow", "scikit-learn")
 
@@ -49,20 +48,11 @@ def progress(run: Run, settings: RunSettings, records: Records) -> Progress:
     epoch, step = (max((line.get(name, 0) for line in records), default=0) for name in ("epoch", "step"))
     if epoch >= settings.epochs - 1e-3:
         state = "finished"
-    elif _held(run.path / LOCK):
+    elif is_held(run.path):
         state = "running"
     else:
         state = "stopped" if records else "not begun"
     return Progress(state, float(epoch), settings.epochs, int(step))
-
-
-def _held(lock: Path) -> bool:
-    """Whether a training holds the lock: its text is there until it lets go, and its time is a sign of life."""
-    try:
-        status = lock.stat()
-    except OSError:
-        return False
-    return status.st_size > 0 and time.time() - status.st_mtime < SILENT
 
 
 def charts(records: Records, settings: RunSettings) -> list[Chart]:

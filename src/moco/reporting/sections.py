@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moco.evaluation import WHOLE
+from moco.evaluation import WHOLE, plus_minus
 from moco.report import layout
 from moco.report.thumbnails import COLUMNS, PER_SHEET, sheets, uri
 from moco.reporting.pictures import Album, Shown
@@ -146,7 +146,7 @@ def evaluation(found: Section) -> Section:
     names = dict.fromkeys(name for row in rows.values() for name in row)
     columns = [name for name in names if not name.endswith(" ±")]
     table = [{"name": label, "cells": [_cell(row, name) for name in columns]} for label, row in rows.items()]
-    return found | {"columns": columns, "table": table}
+    return found | {"columns": columns, "table": table, "spread": plus_minus(found)}
 
 
 def _cell(row: Section, name: str) -> str:

@@ -40,7 +40,10 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.pt"))
 
     def save(self, state: Mapping[str, Any], keep: int) -> Path:
-        """Write a checkpoint under its `step`, and remove all but the newest `keep`. Raises OSError."""
+        """Write a checkpoint under its `step`, and remove all but the newest `keep` up to it. Raises OSError.
+
+        Those of later steps were passed over as damaged when the run went on: they count for nothing.
+        """
         path = self.folder / f"step-{state['step']:09d}.pt"
         partial = path.with_suffix(".partial")
         try:
@@ -54,9 +57,11 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
-        for old in self.paths()[:-keep]:
+        for old in [found for found in self.paths() if found <= path][:-keep]:
             old.unlink()
             _checksum_of(old).unlink(missing_ok=True)
+        for left_over in self.folder.glob("*.partial"):  # of a process that was killed while it wrote
+            left_over.unlink(missing_ok=True)
         return path
 
     def mark_best(self, path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from moco.contrast.collectives import gather_rows
 from moco.errors import TrainingError, UserError
-from moco.train.checkpoints import write_atomically
+from moco.train.checkpoints import with_patience, write_atomically
 from moco.train.guard import NotFinite
 from moco.train.heartbeat import is_loss
 from moco.train.job import Job
@@ -53,7 +53,7 @@ class BadSteps:
         job.model.skip_step(step)
         job.say(f"warning: {what}; going on behind it")
         if job.processes.main:
-            job.run.warn(step + 1, what)
+            with_patience(lambda: job.run.warn(step + 1, what), job.say)
 
     def _report(self, step: int) -> str:
         """Write down what is known about the step, and say it in short."""
@@ -95,11 +95,17 @@ def check_same_queue(job: Job) -> None:
     parts = job.model.remembered()
     if job.processes.world == 1 or not parts:
         return
-    sums = torch.stack([part.sum(dtype=torch.float64) for part in parts])
+    sums = torch.stack([_checksum(part) for part in parts])
     if not torch.equal(gather_rows(sums[None]), sums.expand(job.processes.world, len(sums))):
         raise TrainingError(
             f"the queues of the processes differ; go on from the last checkpoint: moco resume {job.run.path}"
         )
+
+
+def _checksum(part: torch.Tensor) -> torch.Tensor:
+    """A number (float64) that another order of the rows changes as well."""
+    rows = part.reshape(len(part), -1).sum(1, dtype=torch.float64) if part.ndim else part.double()[None]
+    return rows @ torch.arange(1, len(rows) + 1, dtype=torch.float64, device=part.device)
 
 
 def _name(job: Job, number: int) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from moco.contrast.method import Method
 from moco.data.bad_files import BadFiles
 from moco.data.loader import ViewStream
-from moco.errors import UserError
+from moco.errors import UserError, counted
 from moco.settings import RunSettings
 from moco.train.callbacks import Callbacks
 from moco.train.checkpoints import FORMAT, BackgroundSaver
@@ -99,11 +99,11 @@ class Job:
         done = state["step"] // self.stream.steps_per_epoch
         if state["images"] != images:
             raise UserError(
-                f"{self.run.path} was trained on {state['images']} images, but there are {images} now: "
+                f"{self.run.path} was trained on {counted(state['images'], 'image')}, but there are {images} now: "
                 "give it the data it had, or start a new run"
             )
         if done > self.settings.epochs:
-            raise UserError(f"{self.run.path} has done {done} epochs already: set --epochs {done} or more")
+            raise UserError(f"{self.run.path} has done {counted(done, 'epoch')} already: set --epochs {done} or more")
         self.load(state)
         if "window" in state:  # not in those of version 0.1
             self.window.load_state_dict(state["window"], self.processes.device)

@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -78,8 +79,9 @@ def train(job: Job) -> None:
             else:
                 job.window.add(metrics, waited, time.monotonic() - began)
 
-            if writing:
+            if writing or clock.by_steps(done):
                 check_same_queue(job)
+            if writing:
                 line = job.window.line(done, done / per_epoch, rate)
                 _write_line(job, line)
                 _warn(job, alarms, line)
@@ -214,7 +216,7 @@ def _stopping(job: Job, received: int | None, done: int) -> int:
 def _note_skipped(job: Job, batch: Batch, done: int) -> None:
     """Write pictures down that could not be read. Raises UserError where there are too many."""
     for name, reason in job.bad_files.add(batch.skipped):
-        job.run.skip(name, reason)
+        with_patience(partial(job.run.skip, name, reason), job.say)
     if batch.skipped:
         job.bad_files.check(seen=done * job.settings.batch_size // job.processes.world)
 
@@ -242,7 +244,7 @@ def _warn(job: Job, alarms: Alarms, line: dict[str, float]) -> None:
 def _say_and_note(job: Job, step: int, warnings: list[str]) -> None:
     for warning in warnings:
         job.say(f"warning: {warning}")
-        job.run.warn(step, warning)
+        with_patience(partial(job.run.warn, step, warning), job.say)
 
 
 def _check(job: Job, alarms: Alarms, epoch: int, step: int) -> dict[str, float]:
@@ -267,13 +269,15 @@ class SaveClock:
 
     def due(self, done: int) -> bool:
         """Whether to save after `done` steps."""
-        epoch, within = divmod(done, self._per_epoch)
-        every, minutes = self._settings.save_steps, self._settings.save_minutes
-        due = (
-            (within == 0 and (epoch % self._settings.checkpoint_every == 0 or epoch == self._settings.epochs))
-            or (every is not None and done % every == 0)
-            or (minutes is not None and time.monotonic() - self._saved >= 60 * minutes)
-        )
+        minutes = self._settings.save_minutes
+        due = self.by_steps(done) or (minutes is not None and time.monotonic() - self._saved >= 60 * minutes)
         if due:
             self._saved = time.monotonic()
         return due
+
+    def by_steps(self, done: int) -> bool:
+        """Whether to save after `done` steps whatever the clock says: the same on all processes."""
+        epoch, within = divmod(done, self._per_epoch)
+        at_end = within == 0 and (epoch % self._settings.checkpoint_every == 0 or epoch == self._settings.epochs)
+        every = self._settings.save_steps
+        return at_end or (every is not None and done % every == 0)

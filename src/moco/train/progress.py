@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-CHECKS = ("knn_accuracy", "retrieval", "effective_rank")
-"""What the line of an epoch shows of a check; the rest is in the files."""
+CHECKS = {"knn_accuracy": ("kNN accuracy", ".1%"), "retrieval": ("retrieval", ".1%"), "effective_rank": ("rank", ".1f")}
+"""What the line of an epoch shows of a check, and how; the rest is in the files."""
 
 
 class ProgressDisplay:
@@ -63,7 +63,7 @@ class ProgressDisplay:
         """An epoch is over: one line that stays."""
         if self._console is None:
             return
-        found = "".join(f" · {name} {checks[name]:.3f}" for name in CHECKS if name in checks)
+        found = "".join(f" · {word} {checks[name]:{form}}" for name, (word, form) in CHECKS.items() if name in checks)
         left = self._steps - epoch * self._steps_per_epoch
         eta = (time.monotonic() - self._began) / max(epoch * self._steps_per_epoch - self._first, 1) * left
         tail = f" · {duration(eta)} left" if left else ""

@@ -50,9 +50,9 @@ class Run:
         check_new(path)
         try:
             (Path(path) / "checkpoints").mkdir(parents=True, exist_ok=True)
+            _write_settings(Path(path), settings)
         except OSError as error:
             raise UserError(f"cannot create the run folder {path}: {error.strerror}") from error
-        _write_settings(Path(path), settings)
         return cls(path)
 
     @property

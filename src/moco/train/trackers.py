@@ -134,6 +134,47 @@ class TrackerWriter:
             self._say(f"warning: {self._name} gave up ({_one_line(error)}): the training goes on without it")
 
 
+class TensorBoard:
+    """The curves in RUN/tensorboard, from the step after `first_step` on; let go of where the disk takes no more.
+
+    Its own writer cannot be asked again once it has failed; metrics.jsonl has the same figures. say: told in one line.
+    """
+
+    def __init__(self, run: Run, first_step: int, say: Callable[[str], None]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._say = say
+        self._writer: Any = None
+        try:
+            self._writer = SummaryWriter(run.path / "tensorboard", purge_step=first_step + 1)
+        except OSError as error:
+            self._let_go(error)
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """Add a point to a curve."""
+        self._ask("add_scalar", tag, value, step)
+
+    def flush(self) -> None:
+        """Write to disk."""
+        self._ask("flush")
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._ask("close")
+
+    def _ask(self, what: str, *arguments: object) -> None:
+        if self._writer is None:
+            return
+        try:
+            getattr(self._writer, what)(*arguments)
+        except OSError as error:
+            self._let_go(error)
+
+    def _let_go(self, error: OSError) -> None:
+        self._writer = None
+        self._say(f"warning: TensorBoard gave up ({error.strerror or error}): the training goes on without its curves")
+
+
 class Several:
     """Several writers as one."""
 

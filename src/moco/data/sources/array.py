@@ -99,6 +99,8 @@ def _pick_images(path: Path, arrays: dict[str, Array]) -> Array:
 
 
 def _load_npz(path: Path) -> dict[str, Array]:
+    if path.is_file() and not zipfile.is_zipfile(path):  # NumPy would advise to unpickle it
+        raise UserError(f"{path} is not a readable .npz file: it is cut off, or none of those that numpy.savez writes")
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from moco.data.sources.base import Array, Pictures, shape_text
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 LABEL_NAMES = ("label", "labels", "class", "target", "targets", "y", "fine_label", "fine_labels", "category")
 """What a column of labels is called, the likeliest first."""
@@ -26,7 +26,9 @@ def check_labels(labels: Array, count: int, what: str) -> Array:
         kind = f"{labels.dtype} of shape {shape_text(labels)}"
         raise UserError(f"{what}: labels must be one integer per image, not {kind}")
     if len(labels) != count:
-        raise UserError(f"{what}: {len(labels)} labels for {count} images; there must be one label per image")
+        raise UserError(
+            f"{what}: {counted(len(labels), 'label')} for {counted(count, 'image')}; there must be one label per image"
+        )
     return labels.astype(np.int64)
 
 

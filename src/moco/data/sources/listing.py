@@ -11,7 +11,7 @@ from pathlib import Path
 from moco.data.sources.base import EXTENSIONS, PackedNames, one_line
 from moco.data.sources.folder import FileSource
 from moco.data.sources.labels import LABEL_NAMES, LabelTexts, number_texts
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 LIST_SUFFIXES = (".txt", ".csv", ".tsv")
 
@@ -59,7 +59,7 @@ def source_of_paths(paths: Iterable[str | Path], what: str) -> FileSource:
 def _refuse_if_none_exists(source: FileSource, what: str) -> None:
     if not any("\0" not in name and os.path.exists(os.path.join(source.root, name)) for name in source.names):
         first = source.root / source.names[0]
-        raise UserError(f"{what}: none of the {len(source):,} paths in it exists; the first: {first}")
+        raise UserError(f"{what}: none of the {counted(len(source), 'path')} in it exists; the first: {first}")
 
 
 def _lines(file: Iterable[str], path: Path) -> Iterator[tuple[int, str]]:

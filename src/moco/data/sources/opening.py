@@ -24,7 +24,7 @@ from moco.data.sources.objects import ObjectSource
 from moco.data.sources.ranges import filesystem
 from moco.data.sources.shards import open_tars
 from moco.data.sources.tables import open_parquet
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 MOST_SHARDS = 1_000_000
@@ -207,7 +207,7 @@ def _folder(folder: Path, cache: Cache) -> Pictures:
             return open_tars(shards or sorted(packed), cache)
         raise
     if shards:
-        source.notices.append(f"{folder} holds {len(shards)} .tar file(s) beside images: these are not used")
+        source.notices.append(f"{folder} holds {counted(len(shards), '.tar file')} beside images: not used")
     return source
 
 

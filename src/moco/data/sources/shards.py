@@ -21,7 +21,7 @@ from moco.data.sources.cache import Cache, written_whole
 from moco.data.sources.labels import LABEL_NAMES, LabelTexts, number_texts
 from moco.data.sources.ranges import LocalFile, Ranges, RemoteFile, read_in_order
 from moco.data.sources.tar import DamagedTar, Member, members
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 INDEX_FORMAT = 1
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
@@ -216,7 +216,8 @@ def index_tar(file: Ranges) -> ShardIndex:
         end = f"{file.name}: {error.reason} at byte {error.position:,} of {file.size:,}"
     index = groups.index(file.name)
     if end:
-        index.notices.append(f"{end}; the {len(index.offsets):,} images before that are used")
+        whole = counted(len(index.offsets), "image before that is", "images before that are")
+        index.notices.append(f"{end}; the {whole} used")
     return index
 
 
@@ -272,7 +273,7 @@ class _Groups:
         notices = []
         if self._spare:
             reason = "not the first of its sample (names that are equal up to their first dot)"
-            notices.append(f"{name}: left out {self._spare:,} image(s), each {reason}")
+            notices.append(f"{name}: left out {counted(self._spare, 'image')}, each {reason}")
         if self._odd:
             notices.append(f"{name}: left out {self._odd:,} links or sparse members, which hold no plain bytes")
         names, labels = PackedNames.of(self._names), self._labels

@@ -22,7 +22,7 @@ from moco.data.sources.cache import Cache, digest, locked, written_whole
 from moco.data.sources.labels import LABEL_NAMES, LabelTexts, number_names, number_texts
 from moco.data.sources.ranges import LocalFile
 from moco.data.sources.shards import ShardIndex, ShardSource, load_index, save_index
-from moco.errors import UserError
+from moco.errors import UserError, counted
 
 IMAGE_NAMES = ("image", "images", "img", "picture", "photo", "jpg", "png", "image_bytes", "bytes")
 """What a column of images is called, the likeliest first."""
@@ -227,7 +227,7 @@ def _copied(files: Sequence[Path], layouts: Sequence[_Layout], cache: Cache) -> 
     size = sum(blob.size for blob, _ in parts)
     source.notices.append(
         f"{files[0]}: reading one image would mean reading a whole row group of up to "
-        f"{max(layout.largest for layout in layouts) / 1e6:,.0f} MB, so the images of {len(files)} file(s) "
+        f"{max(layout.largest for layout in layouts) / 1e6:,.0f} MB, so the images of {counted(len(files), 'file')} "
         f"are kept in {folder} as well ({size / 1e9:,.2f} GB)"
     )
     return source
