@@ -145,6 +145,8 @@ def test_small_views_come_beside_the_same_two(tiles, way):
     assert few.small == ()
     assert [view.shape for view in many.small] == [(8, 3, 10, 10)] * 3
     assert not torch.equal(many.small[0], many.small[1])
+    table = draw(5, 2, 13, 8, small=2)
+    assert not (table[:, :2] == table[:, 2:]).any()  # numbers of their own
     if way == "split":
         assert [len(drawn) for drawn in many.rest] == [8] * 5
     if way == "image":
