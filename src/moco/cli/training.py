@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moco.cli.parsing import Given, Output, add_data, add_nproc, add_output, add_training_options, leaf
 from moco.comparing.plan import ABLATIONS, SEARCHED
@@ -14,9 +14,6 @@ from moco.errors import UserError
 from moco.options import add_options
 from moco.recipes import METHODS
 from moco.settings import PretrainSettings
-
-if TYPE_CHECKING:
-    from moco.train.run import Run
 
 EPILOGUE = """\
 examples:
@@ -64,8 +61,8 @@ def _training_output(given: Given) -> Output:
     return Output(given)
 
 
-def _outcome(run: Run) -> dict[str, Any]:
-    """What a training came to: its last line of metrics, and its last check where there was one."""
+def _outcome(run: Any) -> dict[str, Any]:
+    """What a training came to, a `moco.Run`: its last line of metrics, and its last check where there was one."""
     lines = run.metrics()
     training, checks = ([line for line in lines if ("loss" in line) == kind] for kind in (True, False))
     return {
