@@ -89,7 +89,8 @@ def test_a_parquet_file_says_all_that_is_needed(run, pictures, tmp_path, capsys)
     assert (about["mean"], about["std"]) == (list(run.settings.mean), list(run.settings.std))
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["emb.parquet"]
     assert "600 rows of 32 numbers" in capsys.readouterr().out
-    pandas = pytest.importorskip("pandas")
+    import pandas  # comes with datasets
+
     frame = pandas.read_parquet(held.path)
     np.testing.assert_array_equal(np.stack(frame.feature), wanted(run, pictures[0]))
 

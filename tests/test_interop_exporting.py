@@ -105,14 +105,16 @@ def test_timm_and_transformers_open_the_folder_for_hugging_face(run, tmp_path):
     assert (tuple(prepared["mean"]), tuple(prepared["std"])) == ((0.3, 0.4, 0.5), (0.2, 0.25, 0.3))
     assert (tuple(prepared["input_size"]), prepared["crop_pct"]) == ((3, 32, 32), 1.0)
     assert prepared["interpolation"] == "bilinear"
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     wrapped = transformers.AutoModel.from_pretrained(out).eval()
     with torch.no_grad():
         assert close(wrapped(pixel_values=pictures(run)).pooler_output, features(run))
 
 
 def test_onnx_takes_batches_of_any_size_and_the_head_with_it(narrow, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     out = export_run(narrow, to="onnx", encoder="key", head=True, out=tmp_path / "out", quiet=True)
     session = onnxruntime.InferenceSession(out / "model.onnx")
     model = build_model(narrow.settings)

@@ -20,7 +20,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The folder with wheel and sdist, built from a copy: the sdist from the tree, the wheel from the sdist."""
-    pytest.importorskip("build")
     tree, out = tmp_path_factory.mktemp("tree") / "moco", tmp_path_factory.mktemp("dist")
     left_out = shutil.ignore_patterns(
         ".git", ".venv", "runs", "build", "dist", "_build", "__pycache__", "*.egg-info", ".*_cache"
