@@ -1,6 +1,7 @@
 """Backbones and heads."""
 
 import pytest
+import timm
 import torch
 import torchvision
 
@@ -16,6 +17,31 @@ def test_narrow_resnet_with_the_small_stem(name, width):
     assert net.conv1.stride == (1, 1)
     assert net.forward_features(torch.randn(2, 1, 32, 32)).shape[-2:] == (4, 4)
     assert net.conv1.out_channels == 16
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_a_narrow_network_learns_without_writing_past_its_memory(name):
+    # oneDNN on AVX2 does so in strided 1×1 convolutions (its issue 6035); with more luck, gradients are only wrong.
+    model = build_backbone(name, channels=1, base_width=4, image_size=16).to(memory_format=torch.channels_last)
+    generator = torch.Generator().manual_seed(0)
+    strided = [part for part in model.modules() if getattr(part, "kernel_size", 0) == (1, 1) and part.stride == (2, 2)]
+    assert [part.in_channels for part in strided] == ([4, 8, 16] if name == "resnet18" else [16, 32, 64])
+    for part in strided:
+        plain = torch.nn.Conv2d(part.in_channels, part.out_channels, 1, 2, bias=False).double()
+        plain.weight.data.copy_(part.weight)
+        for _ in range(10):
+            x = torch.randn(64, part.in_channels, 16, 16, generator=generator)
+            rows = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+            part.weight.grad = None
+            part(rows).square().sum().backward()
+        wanted = x.double().requires_grad_()
+        plain.weight.grad = None
+        plain(wanted).square().sum().backward()
+        assert torch.allclose(part.weight.grad.double(), plain.weight.grad, rtol=1e-4, atol=1e-2)
+        assert torch.allclose(rows.grad.double(), wanted.grad, rtol=1e-4, atol=1e-4)
+    usual = timm.create_model(name, in_chans=1, num_classes=0, channels=(4, 8, 16, 32), zero_init_last=False)
+    wanted_names = {key for key in usual.state_dict() if "layer1.0" not in key}
+    assert {key for key in model.state_dict() if "layer1.0" not in key} == wanted_names
 
 
 def test_the_usual_resnet_has_torchvisions_keys_shapes_and_start():

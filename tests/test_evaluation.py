@@ -251,6 +251,21 @@ def test_a_network_that_is_trained_from_scratch_in_few_shot_learns(run, quick_pr
     assert found.rows["supervised from scratch"]["10 per class"] > 0.2
 
 
+@pytest.mark.parametrize(
+    ("task", "figure"), [("knn", "kNN accuracy"), ("linear", "linear accuracy"), ("retrieval", "mAP")]
+)
+def test_every_task_has_the_supervised_baseline_where_asked(run, quick_probe, task, figure):
+    given = {"k": 20, "baseline": True} if task == "knn" else {"baseline": False}
+    found = evaluate(task, run, scratch=True, scratch_steps=60, scratch_lr=0.1, images=160, quiet=True, **given)
+    rows, baselines = found.rows, ["untrained", "raw pixels"] if task == "knn" else []
+    assert list(rows) == ["pre-trained", *baselines, "supervised from scratch"]
+    assert any("supervised from scratch: 60 steps of 64 pictures; its own classifier" in note for note in found.notes)
+    # 128 labels, seen 30 times, teach more than weights that never saw one know by chance.
+    assert rows["supervised from scratch"][figure] > 0.3
+    if task == "knn":
+        assert list(evaluate(task, run, images=160, quiet=True, **given).rows) == list(rows)[:-1]
+
+
 def test_retrieval_by_label_and_by_view(run):
     by_label = evaluate("retrieval", run, recall=(1, 3), quiet=True)
     assert list(by_label.rows["pre-trained"]) == ["mAP", "recall@1", "recall@3"]
@@ -333,6 +348,14 @@ def test_what_is_worth_a_note(run):
         ),
         ("knn", None, "pictures", {"labels": np.arange(20) % 2, "unlabelled": np.zeros(4)}, "unknown setting"),
         ("fewshot", "resnet18", "pictures", {"labels": np.arange(20) % 2, "shots": [1], "scratch": True}, "untrained"),
+        ("knn", "resnet18", "pictures", {"labels": np.arange(20) % 2, "scratch": True}, "this one is untrained"),
+        (
+            "retrieval",
+            None,
+            "pictures",
+            {"scratch": True},
+            "--scratch learns from labels, and these pictures have none",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_written(run, tmp_path, task, subject, data, given, message):

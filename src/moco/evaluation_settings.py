@@ -61,14 +61,24 @@ class LabelSettings(BaseModel):
         return self.labels
 
 
-class KnnSettings(EvaluationSettings, LabelSettings):
+class ScratchSettings(BaseModel):
+    """Training from scratch, beside it"""
+
+    scratch: bool = Field(False, description="train the same network from scratch on the same labels as well")
+    scratch_steps: Count = Field(
+        1000, description="optimiser steps of that training; 30 passes over the labelled pictures where that is more"
+    )
+    scratch_lr: float = Field(0.05, gt=0, description="learning rate of that training, at a batch of 64")
+
+
+class KnnSettings(EvaluationSettings, LabelSettings, ScratchSettings):
     """Nearest neighbours"""
 
     k: Count = Field(200, description="neighbours that vote; never more than there are pictures")
     temperature: float = Field(0.07, gt=0, description="τ of the weights exp(similarity / τ)")
 
 
-class LinearSettings(EvaluationSettings, LabelSettings):
+class LinearSettings(EvaluationSettings, LabelSettings, ScratchSettings):
     """Linear probe"""
 
     protocol: Literal["fast", "paper"] = Field(
@@ -123,13 +133,10 @@ class AmountSettings(BaseModel):
         return self
 
 
-class FewShotSettings(EvaluationSettings, AmountSettings):
+class FewShotSettings(EvaluationSettings, AmountSettings, ScratchSettings):
     """Few labels"""
 
     draws: Count = Field(5, description="how often labels are drawn; mean and standard deviation are shown")
-    scratch: bool = Field(False, description="train the same network from scratch on the same labels as well")
-    scratch_steps: Count = Field(1000, description="optimiser steps of that training")
-    scratch_lr: float = Field(0.05, gt=0, description="learning rate of that training, at a batch of 64")
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -182,7 +189,7 @@ class FineTuneSettings(EvaluationSettings, AmountSettings):
         return self
 
 
-class RetrievalSettings(EvaluationSettings, LabelSettings):
+class RetrievalSettings(EvaluationSettings, LabelSettings, ScratchSettings):
     """Retrieval"""
 
     by: Literal["auto", "label", "view"] = Field(

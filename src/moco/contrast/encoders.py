@@ -7,14 +7,18 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.models.resnet import ResNet, downsample_conv
-from torch import nn
+from torch import Tensor, nn
 
 from moco.contrast.own import build as build_own
 from moco.contrast.own import is_own
 from moco.contrast.vit import stabilise
 from moco.errors import UserError
 from moco.settings import check_names
+
+NARROW = 16
+"""Channels below which oneDNN's strided 1×1 convolutions are not trusted: its block on AVX-512, twice that on AVX2."""
 
 
 def build_backbone(
@@ -68,9 +72,9 @@ def build_backbone(
     if not isinstance(model, ResNet):
         if stem == "small" or base_width is not None:
             raise UserError(f"stem small and base_width are for ResNets, not for {name}")
-        return model
-    if resolve_stem(stem, model, image_size) == "small" or base_width is not None:
+    elif resolve_stem(stem, model, image_size) == "small" or base_width is not None:
         _refit_stem(model, channels, base_width or 64, small=resolve_stem(stem, model, image_size) == "small")
+    _replace_narrow(model)
     return model
 
 
@@ -116,6 +120,34 @@ def _refit_stem(model: Any, channels: int, width: int, *, small: bool) -> None:
         stage[0] = block(width, width, downsample=downsample)
         stage[0].apply(_initialise)
     model.feature_info[0]["num_chs"] = width
+
+
+class _Subsampled(nn.Conv2d):
+    """A strided 1×1 convolution that leaves the pixels out before, not while, it multiplies: the same values."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows, columns = self.stride
+        return F.conv2d(input[..., ::rows, ::columns], self.weight, self.bias, groups=self.groups)
+
+
+def _replace_narrow(model: nn.Module) -> None:
+    """Keep oneDNN from writing past its memory in the backward pass of narrow networks (--base-width 4).
+
+    With channels last and fewer input channels than its block, its strided 1×1 convolution does that on processors
+    with AVX2: the process ends, hangs, or learns from wrong gradients (oneDNN issue 6035; PyTorch 2.14 has it too).
+    Parameters, their names and their values stay.
+    """
+    for parent in list(model.modules()):
+        for name, old in list(parent.named_children()):
+            if not isinstance(old, nn.Conv2d) or old.in_channels // old.groups >= NARROW:
+                continue
+            if old.kernel_size == (1, 1) and old.padding == (0, 0) and old.stride != (1, 1):
+                new = _Subsampled(
+                    old.in_channels, old.out_channels, 1, (old.stride[0], old.stride[1]), groups=old.groups,
+                    bias=old.bias is not None, device="meta",
+                )  # fmt: skip
+                new.weight, new.bias = old.weight, old.bias
+                setattr(parent, name, new)
 
 
 def _initialise(module: nn.Module) -> None:

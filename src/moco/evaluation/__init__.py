@@ -1,6 +1,7 @@
 """`moco eval`: what a network knows, by its features or fine-tuned, always beside an untrained one.
 
 comparison  the networks side by side, their pictures and features    tasks, finetuning  from there to figures
+scratch     the supervised baseline, trained on the same labels
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`moco eval finetune`, and the training from scratch of `moco eval fewshot`: whole networks trained on labels."""
+"""`moco eval fewshot` and `moco eval finetune`: what few labels teach, to a classifier or to the whole network."""
 
 from __future__ import annotations
 
@@ -19,47 +19,46 @@ from moco.contrast.batchnorm import has_batchnorm
 from moco.contrast.method import Method
 from moco.errors import UserError, counted
 from moco.evaluate.contrast_beside import ContrastBeside
-from moco.evaluate.finetune import Course, Optimizer, Preparation, Trained, predict, train_on_labels
+from moco.evaluate.finetune import Course, Optimizer, Trained, train_on_labels
 from moco.evaluate.pictures import Part, open_part, split
 from moco.evaluate.subject import checkpoint_of
 from moco.evaluation.comparison import Comparison
 from moco.evaluation.figures import Figures, drawn_labels, share
+from moco.evaluation.scratch import (
+    BATCH,
+    SCRATCH,
+    check_scratch,
+    classes_found,
+    from_scratch,
+    mild_views,
+    preparation,
+    untrained,
+)
 from moco.evaluation_settings import UNLABELLED_HINT, FewShotSettings, FineTuneSettings
-from moco.settings import RunSettings, ViewSettings
+from moco.settings import RunSettings
 from moco.train.checkpoints import write_atomically
 
-BATCH = 64
-"""Pictures per step for which learning rates are given."""
-SCRATCH_PASSES = 30
-"""Fewest passes over the labelled pictures of a training from scratch, however many there are."""
 FEWEST_HELD = 50
 """Fewer pictures than this tell the epochs of a training apart by luck: all are learned from then."""
 ASSUMED_GROUP = 32
 """Pictures per batch norm group of a run of several processes, whose number it does not note."""
 USUAL: dict[Optimizer, tuple[float, float]] = {"sgd": (0.05, 5e-4), "adamw": (1e-3, 0.05)}
 """Learning rate at a batch of 64, and weight decay."""
-SCRATCH = "supervised from scratch"
 Start = Callable[[Part, int], tuple[nn.Module, ContrastBeside | None]]
 
 
 def few_shot(work: Comparison, settings: FewShotSettings) -> Figures:
     """Linear probes from few labels, and training from scratch on the same ones where asked."""
     if settings.scratch:
-        _check_scratch(work)
+        check_scratch(work)
     amounts, draws = drawn_labels(work, settings, settings.draws)
     found = Figures({}, {"per_class_labels": amounts})
     found.add_probes(work, draws)
     if settings.scratch:
 
         def scratch(rows: Tensor, seed: int) -> float:
-            steps = max(settings.scratch_steps, -(-SCRATCH_PASSES * len(rows) // BATCH))
-            course = Course(steps, mild_views(work), batch_size=BATCH, learning_rate=settings.scratch_lr)
-            with work.bar("training from scratch", steps) as say:
-                trained = train_on_labels(
-                    _untrained(work, seed), work.train.rows(rows), classes=work.classes, course=course,
-                    pictures=_preparation(work), seed=seed, say=say,
-                )  # fmt: skip
-            return share(_classes(work, trained) == work.test.known())
+            trained = from_scratch(work, settings, work.train.rows(rows), seed)
+            return share(classes_found(work, trained) == work.test.known())
 
         found.add_draws(SCRATCH, draws, scratch, settings.seed)
     return found
@@ -68,7 +67,7 @@ def few_shot(work: Comparison, settings: FewShotSettings) -> Figures:
 def fine_tune(work: Comparison, settings: FineTuneSettings) -> Figures:
     """The whole network trained on labels from its weights, beside the same from random ones and linear probes."""
     if settings.scratch:
-        _check_scratch(work)
+        check_scratch(work)
     file = Path(settings.save).expanduser() if settings.save else None
     if file is not None:
         _check_file(file)
@@ -89,7 +88,7 @@ def fine_tune(work: Comparison, settings: FineTuneSettings) -> Figures:
         work.notes.append(f"the fine-tuned weights are in {file}")
     if settings.scratch:
         course = _course(work, settings, scratch=True)
-        scratch = _Trainings(work, settings, course, lambda _, seed: (_untrained(work, seed), None))
+        scratch = _Trainings(work, settings, course, lambda _, seed: (untrained(work, seed), None))
         found.add_draws(SCRATCH, draws, scratch, settings.seed)
         found.details["trainings"][SCRATCH] = scratch.noted
     found.add_probes(work, draws)
@@ -132,9 +131,9 @@ class _Trainings:
         with work.bar(f"training on {counted(len(train), 'label')}", course.steps) as say:
             trained = train_on_labels(
                 backbone, train, validation=validation, classes=work.classes, course=course,
-                pictures=_preparation(work), beside=beside, seed=seed, say=say,
+                pictures=preparation(work), beside=beside, seed=seed, say=say,
             )  # fmt: skip
-        classes = _classes(work, trained)
+        classes = classes_found(work, trained)
         held = trained.validation_accuracy
         note: dict[str, Any] = {
             "labels": len(rows), "seed": seed, "steps": trained.steps, "best step": trained.best_step,
@@ -214,7 +213,7 @@ def _with_contrast(work: Comparison, settings: FineTuneSettings) -> Start:
             train,
             own.query_views,
             own.key_views,
-            _preparation(work),
+            preparation(work),
             further,
             seed,
         )
@@ -236,33 +235,6 @@ def _model(work: Comparison, own: RunSettings, rows: int) -> Method:
     except RuntimeError as error:
         raise UserError(f"{work.where.name} does not fit its settings: {str(error).splitlines()[0]}") from error
     return model
-
-
-def _check_scratch(work: Comparison) -> None:
-    if work.subject.untrained is None:
-        raise UserError("--scratch is what a pre-trained network is compared with, and this one is untrained")
-
-
-def _untrained(work: Comparison, seed: int) -> nn.Module:
-    assert work.subject.untrained is not None
-    return work.subject.untrained(seed)
-
-
-def _preparation(work: Comparison) -> Preparation:
-    subject, settings = work.subject, work.settings
-    return Preparation(
-        subject.size, subject.channels, subject.mean, subject.std, work.device, settings.precision, settings.workers
-    )
-
-
-def _classes(work: Comparison, trained: Trained) -> Tensor:
-    return predict(trained.network, _preparation(work), work.test).argmax(dim=1)
-
-
-def mild_views(work: Comparison) -> ViewSettings:
-    """Augmentation of supervised training: crops of the run, flips as in the run; no change of colours."""
-    found = work.subject.settings.query_views if work.subject.settings is not None else ViewSettings()
-    return found.model_copy(update={"jitter_probability": 0.0, "grayscale_probability": 0.0, "blur_probability": 0.0})
 
 
 def _check_file(file: Path) -> None:

@@ -19,6 +19,7 @@ from moco.evaluate.ranking import ranking_figures
 from moco.evaluation.comparison import Comparison, Side
 from moco.evaluation.figures import Figures, share
 from moco.evaluation.finetuning import few_shot, fine_tune
+from moco.evaluation.scratch import sides
 from moco.evaluation_settings import EvaluationSettings, KnnSettings, LinearSettings, RetrievalSettings
 from moco.settings import ViewSettings
 
@@ -43,7 +44,7 @@ def _knn(work: Comparison, settings: KnnSettings) -> Figures:
             f"k is {used}, and a class has {smallest} pictures on average: --k 20 suits small data better"
         )
     labels, test_labels = work.train.known(), work.test.known()
-    for side in work.sides():
+    for side in sides(work, settings):
         bank, queries = work.features(side, work.train).to(work.device), work.features(side, work.test)
         classes = knn_predict(
             bank, labels, queries, k=used, temperature=settings.temperature, classes=work.classes
@@ -56,7 +57,7 @@ def _knn(work: Comparison, settings: KnnSettings) -> Figures:
 
 def _linear(work: Comparison, settings: LinearSettings) -> Figures:
     found = Figures({}, {"protocol": settings.protocol})
-    for side in work.sides():
+    for side in sides(work, settings):
         if settings.protocol == "fast":
             probe = linear_probe(
                 work.features(side, work.train), work.train.known(), work.features(side, work.test),
@@ -106,7 +107,7 @@ def _retrieval(work: Comparison, settings: RetrievalSettings) -> Figures:
     by_label = settings.by == "label" or (settings.by == "auto" and work.test.labels is not None)
     found = Figures({}, {"by": "label" if by_label else "view"})
     if by_label:
-        for side in work.sides():
+        for side in sides(work, settings):
             bank, queries = work.features(side, work.train).to(work.device), work.features(side, work.test)
             found.rows[side.label] = ranking_figures(
                 queries, work.test.known(), bank, work.train.known(), recall_at=settings.recall
@@ -114,7 +115,7 @@ def _retrieval(work: Comparison, settings: RetrievalSettings) -> Figures:
         return found
     stream = _view_pairs(work, settings)
     numbers = torch.arange(stream.steps_per_epoch * stream.batch_size)
-    for side in work.sides():
+    for side in sides(work, settings):
         pairs = (place(made, work.device) for made in stream.run(0, stream.steps_per_epoch))
         both = encode(
             side.network, (torch.cat([pair.query, pair.key]) for pair in pairs), mean=side.mean, std=side.std,
