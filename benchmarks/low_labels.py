@@ -2,9 +2,9 @@
 
     python benchmarks/low_labels.py RUN --data train.npz --test test.npz
 
-RUN: pre-trained on the pictures of --data without their labels. The probes choose their penalty on the labelled
-pictures alone, fine-tuning has one rate. The training from scratch is tried at several rates and lengths, and its best
-row counts, chosen on the test pictures: the comparison leans towards it.
+RUN: pre-trained on the pictures of --data without their labels. The probes are tried on several layers; they choose
+their penalty on the labelled pictures alone, fine-tuning has one rate. The training from scratch is tried at several
+rates and lengths. Of either side the best row counts, chosen on the test pictures.
 """
 
 from __future__ import annotations
@@ -16,49 +16,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 
-from moco.data.loader import evaluation_batches
-from moco.evaluate.features import encode
-from moco.evaluate.linear import few_labels, linear_accuracy
-from moco.evaluate.pictures import Part, open_part
 from moco.evaluation import evaluate
-from moco.train.run import Run
 
 SCRATCH = "supervised from scratch"
-
-
-class Map(nn.Module):
-    """The last feature map of a timm backbone as one long vector: where in the picture something is stays known."""
-
-    def __init__(self, backbone: Any) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.backbone.forward_features(pictures).flatten(1)
-
-
-def map_probes(run: Run, data: str, test: str, share: float, draws: int, precision: Any) -> list[float]:
-    """Accuracies of linear probes on the last feature map, with the same labels as those of `moco eval`."""
-    settings, network = run.settings, Map(run.backbone())
-    whole, tested = (open_part(path, "auto", needed=True) for path in (data, test))
-    labels = whole.known()
-    count = round(share * len(labels) / len(labels.unique()))
-    rows = [few_labels(labels, count, draw) for draw in range(draws)]
-    needed = torch.cat(rows).unique()
-
-    def encoded(part: Part) -> Tensor:
-        batches = evaluation_batches(
-            part.source, part.indices, size=settings.image_size, channels=settings.channels, batch_size=256
-        )
-        return encode(network, batches, mean=settings.mean, std=settings.std, device="cpu", precision=precision)
-
-    bank, queries = encoded(whole.rows(needed)), encoded(tested)
-    return [
-        linear_accuracy(bank[torch.searchsorted(needed, chosen)], labels[chosen], queries, tested.known(), seed=draw)
-        for draw, chosen in enumerate(rows)
-    ]
 
 
 def main() -> None:
@@ -68,6 +29,7 @@ def main() -> None:
     parser.add_argument("--test", required=True)
     parser.add_argument("--labels", default="1%")
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--layers", nargs="*", default=["3:7", "2:7", "1:7"], help="probes on LAYER:GRID, too")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.05, 0.1, 0.02], help="of training from scratch")
     parser.add_argument("--steps", type=int, nargs="+", default=[1000], help="of training from scratch and fine-tuning")
     parser.add_argument("--tune", type=float, nargs="*", default=[], help="rates of fine-tuning (default: its own)")
@@ -87,10 +49,12 @@ def main() -> None:
         console.print(f"{label}:", *(f"{value * 100:.1f}" for value in values))
         rows[label] = values
 
-    share = float(found.labels.rstrip("%")) / 100
-    add("pre-trained, probe on the map", map_probes(
-        Run(found.run), found.data, found.test, share, found.draws, found.precision
-    ))  # fmt: skip
+    for where in found.layers:
+        layer, grid = map(int, where.split(":"))
+        result = evaluate("fewshot", found.run, found.data, layer=layer, grid=grid, **common)
+        for label, by_amount in result.details["draws"].items():
+            if label not in rows and not label.startswith("raw pixels"):
+                add(f"{label}, layer {layer} in {grid} × {grid} parts", next(iter(by_amount.values())))
     for number, (rate, steps) in enumerate(itertools.product(found.rates, found.steps)):
         result = evaluate(
             "fewshot", found.run, found.data, scratch=True, scratch_lr=rate, scratch_steps=steps,

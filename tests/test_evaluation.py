@@ -16,8 +16,9 @@ from moco.data import fashion
 from moco.data.loader import evaluation_batches
 from moco.data.sources import ArraySource
 from moco.errors import UserError
-from moco.evaluate.cache import weights_fingerprint
+from moco.evaluate.cache import FeatureCache, weights_fingerprint
 from moco.evaluate.features import encode
+from moco.evaluate.layers import at_layer
 from moco.evaluate.linear import few_labels, linear_accuracy, linear_probe
 from moco.evaluation import evaluate, table
 from moco.evaluation.comparison import Comparison
@@ -264,6 +265,63 @@ def test_every_task_has_the_supervised_baseline_where_asked(run, quick_probe, ta
     assert rows["supervised from scratch"][figure] > 0.3
     if task == "knn":
         assert list(evaluate(task, run, images=160, quiet=True, **given).rows) == list(rows)[:-1]
+
+
+def test_features_of_an_earlier_layer_in_parts(run, monkeypatch):
+    tables = {}
+    monkeypatch.setattr(FeatureCache, "put", lambda self, depends, held: tables.setdefault(len(held), held))
+    monkeypatch.setattr(FeatureCache, "get", lambda self, depends, count: None)
+    found = evaluate("knn", run, layer=2, grid=4, k=20, baseline=False, quiet=True)
+    assert found.path.name == "knn-layer2-grid4.json"
+    assert str(table(found).title).startswith("knn, k = 20, layer 2, 4 × 4 parts: 320 pictures, tested on 80 others")
+
+    # The same by a hook on the stage itself.
+    backbone, x = run.backbone().eval(), fashion.load()[0][:400]
+    backbone.layer2.register_forward_hook(lambda module, given, made: maps.append(made))
+    maps = []
+    mean, std = run.settings.mean[0], run.settings.std[0]
+    for batch in evaluation_batches(ArraySource(x), range(400), size=16, channels=1, batch_size=100):
+        with torch.no_grad():
+            backbone((batch.float() / 255 - mean) / std)
+    whole = torch.cat(maps)
+    wanted = whole.unflatten(2, (4, 2)).unflatten(4, (4, 2)).mean((3, 5)).flatten(1)
+    assert whole.shape[1:] == (8, 8, 8)
+    learned = tables[320]
+    assert learned.shape == (320, 8 * 16)
+    nearest = torch.cdist(learned.double(), wanted.double()).min(1)
+    assert nearest.values.max() < 1e-4
+    assert len(nearest.indices.unique()) == 320
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"layer": 5}, "--layer 5 is not there: ResNet has 5 layers, 0 to 4"),
+        ({"layer": 4, "grid": 3}, "--grid 3 is finer than the map of that layer, which has 2 × 2 places"),
+        ({"layer": -1}, "layer"),
+        ({"grid": 0}, "grid"),
+    ],
+)
+def test_layers_that_are_not_there(run, given, message):
+    with pytest.raises(UserError, match=message):
+        evaluate("knn", run, quiet=True, **given)
+
+
+def test_a_probe_on_an_earlier_layer_leaves_the_weights_alone(run, quick_probe):
+    paper = evaluate("linear", run, protocol="paper", lr=0.3, epochs=40, layer=3, grid=2, baseline=False, quiet=True)
+    few = evaluate("fewshot", run, shots=[5], draws=1, layer=3, grid=2, baseline=False, quiet=True)
+    for found in (paper, few):
+        assert found.details["weights"] == weights_fingerprint(run.backbone())
+        assert next(iter(next(iter(found.rows.values())).values())) > 0.2
+
+
+def test_a_network_that_shows_no_layers_says_so():
+    with pytest.raises(UserError, match="--layer and --grid need a timm model that shows its layers, which Flatten"):
+        at_layer(torch.nn.Flatten(), None, 2, channels=1, size=8)
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).eval()
+    found = at_layer(vit, 1, 2, channels=3, size=32)(torch.rand(2, 3, 32, 32))
+    assert found.shape == (2, 4 * 192)
+    assert at_layer(vit, None, 1, channels=3, size=32) is vit
 
 
 def test_retrieval_by_label_and_by_view(run):

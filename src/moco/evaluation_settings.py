@@ -44,6 +44,14 @@ class EvaluationSettings(InspectSettings):
         False, description="for a timm name: its published weights, where they are on this machine already"
     )
     image_size: Count | None = Field(None, description="for a timm name: side of a picture in pixels")
+    layer: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="features of this layer instead of the last one, as timm counts them: of a ResNet 0 the stem, "
+        "1 to 4 its stages; of a transformer its blocks from 0",
+    )
+    grid: Count = Field(
+        1, description="average the layer's map in grid × grid parts and join these; 1: over the whole picture"
+    )
 
 
 class LabelSettings(BaseModel):

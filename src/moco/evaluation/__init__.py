@@ -192,7 +192,9 @@ def _folder(where: Where, settings: EvaluationSettings) -> Path | None:
 
 def _file_name(task: str, where: Where, settings: EvaluationSettings) -> str:
     protocol = "-paper" if getattr(settings, "protocol", "") == "paper" else ""
-    return task + protocol + (f"-{where.checkpoint.stem}" if where.checkpoint is not None else "")
+    layer = "" if settings.layer is None else f"-layer{settings.layer}"
+    grid = "" if settings.grid == 1 else f"-grid{settings.grid}"
+    return task + protocol + layer + grid + (f"-{where.checkpoint.stem}" if where.checkpoint is not None else "")
 
 
 def _details(task: str, where: Where, work: Comparison, figures: Figures) -> dict[str, Any]:
@@ -251,6 +253,9 @@ def table(found: Evaluation) -> Table:
     """The rows of an evaluation: shares in percent, other figures as they are."""
     pictures = found.details["pictures"]
     task = f"{found.task}, k = {found.details['k']}" if "k" in found.details else found.task
+    layer, grid = (found.details["settings"][name] for name in ("layer", "grid"))
+    task += "" if layer is None else f", layer {layer}"
+    task += "" if grid == 1 else f", {grid} × {grid} parts"
     what = f"{task}: {counted(pictures['to learn from'], 'picture')}, tested on {pictures['to test on']} others, %"
     over = plus_minus(found.details)
     what += f"; {over}" if over else ""

@@ -16,6 +16,7 @@ from moco import __version__
 from moco.data.loader import evaluation_batches
 from moco.evaluate.cache import FeatureCache, weights_fingerprint
 from moco.evaluate.features import encode
+from moco.evaluate.layers import at_layer
 from moco.evaluate.pictures import Part, data_fingerprint
 from moco.evaluate.subject import Subject, Where
 from moco.evaluation_settings import EvaluationSettings
@@ -64,16 +65,20 @@ class Comparison:
     def sides(self) -> Iterator[Side]:
         """The subject, and unless they are not wanted the untrained network and the pixels of small pictures."""
         subject = self.subject
-        yield Side(subject.label, self._placed(subject.backbone), subject.mean, subject.std)
+        yield self.side(subject.label, subject.backbone)
         if not self.settings.baseline:
             return
         if subject.untrained is not None:
-            yield Side("untrained", self._placed(subject.untrained(None)), subject.mean, subject.std)
+            yield self.side("untrained", subject.untrained(None))
         if subject.channels * subject.size**2 <= RAW_VALUES:
             yield Side("raw pixels", nn.Flatten(), (0.0,) * subject.channels, (1.0,) * subject.channels, trains=False)
 
-    def _placed(self, network: nn.Module) -> nn.Module:
-        return network.to(self.device).to(memory_format=torch.channels_last)
+    def side(self, label: str, network: nn.Module) -> Side:
+        """A row for a network of the subject's kind, with the features that are asked for. Raises UserError."""
+        placed = network.to(self.device).to(memory_format=torch.channels_last)
+        subject, asked = self.subject, self.settings
+        shown = at_layer(placed, asked.layer, asked.grid, channels=subject.channels, size=subject.size)
+        return Side(label, shown, subject.mean, subject.std)
 
     def features(self, side: Side, part: Part) -> Tensor:
         """The features of the pictures of a part, (N, D) float32 on the CPU, from the cache where they are there."""
@@ -119,6 +124,8 @@ class Comparison:
             "std": side.std,
             "precision": self.settings.precision,
             "device": self.device.type,
+            "layer": "last" if self.settings.layer is None else self.settings.layer,
+            "grid": self.settings.grid,
         }
 
     def _shown(self, batches: Iterator[Tensor], count: int, label: str) -> Iterator[Tensor]:

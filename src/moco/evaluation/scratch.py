@@ -36,8 +36,7 @@ def sides(work: Comparison, settings: ScratchSettings) -> Iterator[Side]:
             f"{SCRATCH}: {counted(trained.steps, 'step')} of {min(BATCH, len(work.train))} pictures; its own "
             f"classifier is right for {share(right):.1%}"
         )
-        subject = work.subject
-        yield Side(SCRATCH, trained.network[0], subject.mean, subject.std)
+        yield work.side(SCRATCH, trained.network[0])
 
 
 def from_scratch(work: Comparison, settings: ScratchSettings, part: Part, seed: int) -> Trained:
