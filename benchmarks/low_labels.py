@@ -53,7 +53,7 @@ def main() -> None:
         layer, grid = map(int, where.split(":"))
         result = evaluate("fewshot", found.run, found.data, layer=layer, grid=grid, **common)
         for label, by_amount in result.details["draws"].items():
-            if label not in rows and not label.startswith("raw pixels"):
+            if not label.startswith("raw pixels"):
                 add(f"{label}, layer {layer} in {grid} × {grid} parts", next(iter(by_amount.values())))
     for number, (rate, steps) in enumerate(itertools.product(found.rates, found.steps)):
         result = evaluate(

@@ -148,6 +148,38 @@ def test_linear_as_in_the_paper_warns_of_a_wild_rate(run):
     assert "rates" in tamed.details
 
 
+def test_few_labels_encode_what_is_drawn_and_no_more(run, monkeypatch):
+    counts, shown = [], Comparison._shown
+    monkeypatch.setattr(
+        Comparison, "_shown",
+        lambda self, batches, count, label: counts.append(count) or shown(self, batches, count, label),
+    )  # fmt: skip
+    x, y, x_test, y_test = fashion.load()
+    x, y, x_test, y_test = x[:400], y[:400], x_test[:100], y_test[:100]
+    found = evaluate(
+        "fewshot", run, x, labels=y, test=x_test, test_labels=y_test, shots=[3], draws=2, seed=11, baseline=False,
+        quiet=True,
+    )  # fmt: skip
+    labels = torch.from_numpy(y).long()
+    draws = [few_labels(labels, 3, 11), few_labels(labels, 3, 12)]
+    assert counts == [len(torch.cat(draws).unique()), 100]
+
+    settings = run.settings
+    bank, test = (
+        encode(
+            run.backbone(),
+            evaluation_batches(ArraySource(pictures), range(len(pictures)), size=16, channels=1, batch_size=100),
+            mean=settings.mean, std=settings.std, device="cpu",
+        )
+        for pictures in (x, x_test)
+    )  # fmt: skip
+    wanted = [
+        linear_accuracy(bank[rows], labels[rows], test, torch.from_numpy(y_test).long(), seed=11 + number)
+        for number, rows in enumerate(draws)
+    ]
+    assert found.details["draws"]["pre-trained, linear probe"]["3 per class"] == pytest.approx(wanted)
+
+
 def test_few_labels_are_balanced_and_drawn_several_times(run):
     found = evaluate("fewshot", run, labels=["10%"], draws=2, scratch=True, scratch_steps=5, baseline=False, quiet=True)
     rows = found.rows

@@ -54,11 +54,13 @@ class Figures:
     def add_probes(self, work: Comparison, draws: Draws) -> None:
         """A row for each network beside the others: a linear probe on its features, from the labels of each draw."""
         labels, test_labels = work.train.known(), work.test.known()
+        drawn = torch.cat([rows for several in draws.values() for rows in several]).unique()  # few of many
         for side in work.sides():
-            bank, test = work.features(side, work.train), work.features(side, work.test)
+            bank, test = work.features(side, work.train.rows(drawn)), work.features(side, work.test)
 
             def probe(rows: Tensor, seed: int, bank: Tensor = bank, test: Tensor = test) -> float:
-                return linear_probe(bank[rows], labels[rows], test, test_labels, seed=seed).accuracy
+                learned = bank[torch.searchsorted(drawn, rows)]
+                return linear_probe(learned, labels[rows], test, test_labels, seed=seed).accuracy
 
             self.add_draws(f"{side.label}, linear probe", draws, probe, work.settings.seed)
 
