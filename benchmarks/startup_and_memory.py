@@ -26,6 +26,8 @@ from measure import in_turns, write
 
 MB = 1e6
 WORKERS = 4
+KNN = (50_000, 10_000, 512)
+"""Rows to learn from, rows to test on, length of the features."""
 
 
 def tree_memory(root: int) -> int:
@@ -179,6 +181,21 @@ def probe_loss(kind: str, keys: int) -> None:
     print(json.dumps({"bytes": highest_memory() - before, "seconds": seconds}))
 
 
+def probe_knn(bank: int, queries: int, features: int) -> None:
+    """In a process of its own: neighbours of many among many, whose similarities at once would take gigabytes."""
+    import torch
+
+    from moco.evaluate.knn import knn_predict
+
+    generator = torch.Generator().manual_seed(0)
+    known, asked = (torch.randn(rows, features, generator=generator) for rows in (bank, queries))
+    labels = torch.randint(10, (bank,), generator=generator)
+    before = highest_memory()
+    began = time.perf_counter()
+    knn_predict(known, labels, asked, k=200)
+    print(json.dumps({"bytes": highest_memory() - before, "seconds": time.perf_counter() - began}))
+
+
 def highest_memory() -> int:
     """The most bytes that this process has held (resource.getrusage would count those of its parent too)."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -192,8 +209,12 @@ def main() -> None:
     parser.add_argument("--paths", type=int, default=1_000_000)
     parser.add_argument("--keys", type=int, default=1_048_576)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    parser.add_argument("--probe", choices=["loader", "info_nce", "info_nce_ids", "dense"], help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--probe", choices=["loader", "knn", "info_nce", "info_nce_ids", "dense"], help=argparse.SUPPRESS
+    )
     given = parser.parse_args()
+    if given.probe == "knn":
+        return probe_knn(*KNN)
     if given.probe:
         return probe_loader(given.paths) if given.probe == "loader" else probe_loss(given.probe, given.keys)
 
@@ -201,6 +222,7 @@ def main() -> None:
     listed = list_folder(given.files)
     loader = loader_memory(given.paths)
     loss = loss_memory(given.keys)
+    knn = probe("knn")
     rows: list[tuple[str, float, float | None, str]] = [
         ("python -c pass", started["python -c pass"], None, "s"),
         ("import moco", started["import moco"], 0.2, "s"),
@@ -213,12 +235,20 @@ def main() -> None:
         (f"info_nce, {given.keys:,} keys, above the queue", loss["info_nce"]["bytes"] / MB, 256, "MB"),
         ("… with ids", loss["info_nce_ids"]["bytes"] / MB, 256, "MB"),
         ("… all logits at once, for comparison", loss["dense"]["bytes"] / MB, None, "MB"),
+        (f"kNN, {KNN[0]:,} × {KNN[1]:,}, {KNN[2]} wide, above the features", knn["bytes"] / MB, 512, "MB"),
+        ("… its time", knn["seconds"], None, "s"),
     ]
-    print(f"{'':46}{'':>10}{'bound':>14}")
+    print(f"{'':54}{'':>10}{'bound':>14}")
     for name, value, bound, unit in rows:
         limit = "" if bound is None else f"{'<' if value < bound else 'NOT <'} {bound:g} {unit}"
-        print(f"{name:46}{value:10.{3 if unit == 's' else 0}f} {unit:3}{limit:>14}")
-    found: dict[str, Any] = {"start_up": started, "list_seconds": listed, "loader_bytes": loader, "loss": loss}
+        print(f"{name:54}{value:10.{3 if unit == 's' else 0}f} {unit:3}{limit:>14}")
+    found: dict[str, Any] = {
+        "start_up": started,
+        "list_seconds": listed,
+        "loader_bytes": loader,
+        "loss": loss,
+        "knn": knn,
+    }
     write(given.json, found)
     return None
 

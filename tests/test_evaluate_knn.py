@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -132,6 +135,26 @@ def test_bad_input(change, message):
     arguments = {"bank": bank, "bank_labels": labels, "queries": queries} | change
     with pytest.raises(UserError, match=message):
         knn_predict(**arguments)
+
+
+LARGE = """
+import torch
+from pathlib import Path
+from moco.evaluate.knn import knn_predict
+def most():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+generator = torch.Generator().manual_seed(0)
+bank, queries = torch.randn(50_000, 4, generator=generator), torch.randn(10_000, 4, generator=generator)
+before = most()
+knn_predict(bank, torch.arange(50_000) % 10, queries, k=20)
+print(most() - before)
+"""
+
+
+def test_fifty_thousand_by_ten_thousand_never_exist_together():
+    found = subprocess.run([sys.executable, "-c", LARGE], check=True, capture_output=True, text=True)
+    assert int(found.stdout) < 400e6  # all similarities at once would be 2,000 MB
 
 
 def test_a_bank_of_one_has_no_others():
