@@ -376,12 +376,13 @@ def test_groups_of_one_process_are_the_processes_of_several(tmp_path):
     Equal to rounding as long as training has not magnified it; and a run that changes from one to the other goes on
     with the same groups.
     """
-    groups = repr(WITH_BATCH_NORM).replace("}", ", 'bn_groups': 4 // world}")
+    gentle = WITH_BATCH_NORM | {"learning_rate": 0.003}  # larger ones magnify rounding tenfold each
+    groups = repr(gentle).replace("}", ", 'bn_groups': 4 // world}")
     in_processes(RUNS, [1, 2, 4], FOLDER=tmp_path / "run", GIVEN=groups)
     one, two, four = (losses(tmp_path / f"run-{world}") for world in (1, 2, 4))
     assert two[:5] == pytest.approx(one[:5], abs=TOLERANCE)
     assert four[:5] == pytest.approx(one[:5], abs=TOLERANCE)
-    whole = WITH_BATCH_NORM | {"bn_groups": 1}
+    whole = gentle | {"bn_groups": 1}
     plain = moco.pretrain(fashion.load()[0][:64], out=str(tmp_path / "plain"), quiet=True, **whole)
     assert max(abs(a - b) for a, b in zip(one[:5], losses(plain.path), strict=False)) > 100 * TOLERANCE
     in_processes(RUNS, [1], FOLDER=tmp_path / "half", GIVEN=groups, STOP_AFTER=10)
