@@ -60,6 +60,15 @@ def read(run, name):
     return json.loads((run.path / "eval" / f"{name}.json").read_text())
 
 
+def features(run, pictures):
+    """What the run's backbone makes of pictures."""
+    return encode(
+        run.backbone(),
+        evaluation_batches(ArraySource(pictures), range(len(pictures)), size=16, channels=1, batch_size=100),
+        mean=run.settings.mean, std=run.settings.std, device="cpu",
+    )  # fmt: skip
+
+
 def test_knn_beside_its_baselines_with_classes_and_a_picture(run, capsys):
     before = {path: path.read_bytes() for path in (run.path / "checkpoints").iterdir()}
     found = evaluate("knn", run.path, k=10)
@@ -126,15 +135,7 @@ def test_linear_fast_is_the_probe_on_the_same_features(run):
         "linear", run, x[:400], labels=y[:400], test=x_test[:200], test_labels=y_test[:200], quiet=True, baseline=False
     )
     assert list(found.rows) == ["pre-trained"]
-    settings = run.settings
-    bank, test = (
-        encode(
-            run.backbone(),
-            evaluation_batches(ArraySource(pictures), range(len(pictures)), size=16, channels=1, batch_size=100),
-            mean=settings.mean, std=settings.std, device="cpu",
-        )
-        for pictures in (x[:400], x_test[:200])
-    )  # fmt: skip
+    bank, test = (features(run, pictures) for pictures in (x[:400], x_test[:200]))
     wanted = linear_accuracy(bank, torch.from_numpy(y[:400]), test, torch.from_numpy(y_test[:200]))
     assert found.rows["pre-trained"]["linear accuracy"] == pytest.approx(wanted, abs=0.011)
 
@@ -164,15 +165,7 @@ def test_few_labels_encode_what_is_drawn_and_no_more(run, monkeypatch):
     draws = [few_labels(labels, 3, 11), few_labels(labels, 3, 12)]
     assert counts == [len(torch.cat(draws).unique()), 100]
 
-    settings = run.settings
-    bank, test = (
-        encode(
-            run.backbone(),
-            evaluation_batches(ArraySource(pictures), range(len(pictures)), size=16, channels=1, batch_size=100),
-            mean=settings.mean, std=settings.std, device="cpu",
-        )
-        for pictures in (x, x_test)
-    )  # fmt: skip
+    bank, test = (features(run, pictures) for pictures in (x, x_test))
     wanted = [
         linear_accuracy(bank[rows], labels[rows], test, torch.from_numpy(y_test).long(), seed=11 + number)
         for number, rows in enumerate(draws)
