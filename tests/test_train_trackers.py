@@ -42,7 +42,6 @@ def identities(run):
 
 
 def test_mlflow_has_the_curves_of_both_halves_in_one_run(twice, monkeypatch):
-    pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     from mlflow.tracking import MlflowClient
 
@@ -62,7 +61,6 @@ def test_mlflow_has_the_curves_of_both_halves_in_one_run(twice, monkeypatch):
 
 
 def test_wandb_stays_offline_and_goes_on_with_the_same_run(twice, monkeypatch):
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = twice(wandb="clothes")
     kept = sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb"))
