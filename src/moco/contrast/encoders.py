@@ -18,7 +18,7 @@ from moco.errors import UserError
 from moco.settings import check_names
 
 NARROW = 16
-"""Channels below which oneDNN's strided 1×1 convolutions are not trusted: its block on AVX-512. AVX2 (8) fails below 8."""
+"""Channels below which oneDNN is not trusted with strided 1×1 convolutions: its block on AVX-512 (AVX2: 8)."""
 
 
 def build_backbone(
