@@ -228,8 +228,14 @@ def test_the_policy_stops_what_would_get_through(browser, page_file, tmp_path):
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     try:
         page = browser.new_page()
+        page.add_init_script(
+            "window.refused = [];"
+            "addEventListener('securitypolicyviolation', event => window.refused.push(event.effectiveDirective))"
+        )
         page.goto(f"{address}/report.html")
-        page.wait_for_load_state("networkidle")
+        # Not until the network is idle: a request that the policy refused may count as one on its way.
+        page.wait_for_function("['script-src-elem', 'img-src'].every(kind => window.refused.includes(kind))")
+        page.wait_for_function("document.querySelector('img[src^=http]').complete")
         assert page.evaluate("window.hurt") is None
         assert asked == ["/report.html"]
     finally:
