@@ -30,7 +30,7 @@ ALLOWED = {
     "pretraining": LEAVES
     | {"recipes", "contrast", "data", "train", "evaluate", "report", "resolve", "starting", "building"},
     "bench": LEAVES | {"recipes", "building", "data", "train", "resolve", "pretraining"},
-    "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining"},
+    "demo": LEAVES | {"contrast", "data", "train", "evaluate", "report", "pretraining", "bench"},
     "comparing": LEAVES
     | {"recipes", "data", "train", "resolve", "pretraining", "bench", "evaluation", "reporting", "__init__"},
     "evaluation_settings": LEAVES,

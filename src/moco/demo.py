@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
+from moco.bench import measure
 from moco.data import fashion
 from moco.data.loader import evaluation_batches
 from moco.data.sources import ArraySource
@@ -29,7 +30,9 @@ from moco.settings import RunSettings
 from moco.train.checkpoints import write_atomically
 from moco.train.run import SETTINGS, Run
 
-EPOCHS = 16
+MOST_EPOCHS, FEWEST_EPOCHS = 16, 3
+TRAINING_SECONDS = 160  # a demonstration takes under five minutes; where the processor is slow, so is the rest
+MEASURING_SECONDS = 10
 BASE_WIDTH = 16
 FEW_LABEL_DRAWS = 5  # a hundred labels are few: one draw would say little
 COLUMNS = ("kNN", "linear probe", "kNN, hand-held", "linear, 10 labels/class")
@@ -37,16 +40,19 @@ Pictures = NDArray[np.uint8]
 Features = Callable[[Pictures], Tensor]
 
 
-def demonstrate(out: str = "runs/demo") -> Run:
+def demonstrate(out: str = "runs/demo", epochs: int | None = None) -> Run:
     """Pre-train a small ResNet on 10,000 Fashion-MNIST pictures and print how good its features are on 2,000 others.
 
-    out: the run folder; a number is added if it is taken. Besides a run's usual files it gets demo.json.
+    out: the run folder; a number is added if it is taken. Besides a run's usual files it gets demo.json. epochs: None
+    for as many as this machine trains in `TRAINING_SECONDS`. Raises UserError for epochs below 1.
     """
     began = time.monotonic()
     console = Console(soft_wrap=True)
     with resources.as_file(resources.files(fashion) / "fashion.npz") as pictures:
+        if epochs is None:
+            epochs = epochs_that_fit(pictures, console)
         run = pretrain(
-            pictures, recipe="small", base_width=BASE_WIDTH, epochs=EPOCHS, monitor_every=2, out=free_folder(out)
+            pictures, recipe="small", base_width=BASE_WIDTH, epochs=epochs, monitor_every=2, out=free_folder(out)
         )
     x, y, x_test, y_test = fashion.load()
     rows = evaluate_on(run, (x, y), (x_test, y_test), console)
@@ -56,6 +62,20 @@ def demonstrate(out: str = "runs/demo") -> Run:
     console.print(f"curves:     {run.path / 'curves.png'}", highlight=False)
     console.print(f"took {(time.monotonic() - began) / 60:.1f} minutes", highlight=False)
     return run
+
+
+def epochs_that_fit(pictures: Path, console: Console) -> int:
+    """How many epochs this machine trains in `TRAINING_SECONDS`, by a measurement; says so where it is not the most."""
+    found = measure(pictures, seconds=MEASURING_SECONDS, recipe="small", base_width=BASE_WIDTH)
+    fit = int(TRAINING_SECONDS * found.job / found.images)
+    epochs = max(min(fit, MOST_EPOCHS), FEWEST_EPOCHS)
+    if epochs < MOST_EPOCHS:
+        console.print(
+            f"{epochs} epochs, since this machine trains on {found.job:,.0f} images/s; {MOST_EPOCHS} make better "
+            f"features: moco demo --epochs {MOST_EPOCHS}",
+            highlight=False,
+        )
+    return epochs
 
 
 def free_folder(path: str) -> str:

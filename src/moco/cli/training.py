@@ -133,6 +133,7 @@ def _bench(given: Given) -> int:
 def _add_demo(verbs: Any, arguments: list[str]) -> None:
     parser = leaf(verbs, "demo", _demo, help="pre-train on the pictures in the package, evaluate, show")
     parser.add_argument("--out", metavar="RUN", help="run folder; a number is added if it exists (default: runs/demo)")
+    parser.add_argument("--epochs", type=int, metavar="N", help="default: what takes under five minutes, 16 at most")
     add_output(parser)
 
 
@@ -140,7 +141,7 @@ def _demo(given: Given) -> int:
     from moco.demo import demonstrate
 
     with Output(given) as output:
-        run = demonstrate(given.get("out", "runs/demo"))
+        run = demonstrate(given.get("out", "runs/demo"), given.get("epochs"))
         output.result = {"run": run.path, "figures": json.loads((run.path / "demo.json").read_text(encoding="utf-8"))}
     return 0
 
