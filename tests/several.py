@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 import cv2, numpy, timm, torch, moco, moco.cli, moco.pretraining
+import matplotlib.backends.backend_agg, matplotlib.figure, torch.utils.tensorboard
 
 def start(asked):
     child = os.fork()
@@ -47,6 +48,8 @@ def status_of(child):
     running.discard(child)
     return os.waitstatus_to_exitcode(status)
 
+gc.collect()
+gc.freeze()  # the children need not go through all that when they end
 running = set()
 answers = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
