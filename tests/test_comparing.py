@@ -15,6 +15,7 @@ from moco.comparing.job import ablate, compare
 from moco.comparing.plan import ABLATIONS, Cell, Row, ablated, compared
 from moco.comparing.table import lines, markdown, picture, table
 from moco.errors import Interrupted, UserError
+from moco.evaluation import evaluate
 from moco.recipes import METHODS, pretrain_settings
 from moco.train.run import Run
 
@@ -67,14 +68,17 @@ def result(row, seed, knn, failed=""):
 
 
 def test_the_table_has_means_and_spreads_and_marks_the_best():
-    rows = lines([result("a", 0, 0.5), result("b", 0, 0.9), result("a", 1, 0.7), result("b", 1, 0, "no | luck")])
+    found = [result("a", 0, 0.5), result("b", 0, 0.9), result("a", 1, 0.7), result("b", 1, 0, "no | luck")]
+    rows = lines([*found, result("c", 0, 0, "neither")])
     assert rows[0].figures["knn"] == (pytest.approx(0.6), pytest.approx(0.1414, abs=1e-3))
     assert rows[1].figures["knn"] == (0.9, 0.0)
     assert rows[1].failed == ("seed 1: no | luck",)
     text = markdown(rows)
     assert "| a | 60.0 ± 14.1 | 100 | 1.0 | 1.00 |" in text
     assert "| b | 90.0 | 100 | 1.0 | 1.00 |" in text
-    assert table("t", rows).row_count == 2
+    assert "| c | failed | – | – | – |" in text
+    assert text.endswith("\nFailed:\n\n- b, seed 1: no | luck\n- c, seed 0: neither\n")
+    assert table("t", rows).row_count == 3
     assert picture("t", rows).startswith(b"\x89PNG")
 
 
@@ -97,6 +101,9 @@ def test_a_comparison_from_the_command_line(data, tmp_path, capsys):
         assert (tmp_path / "out" / file).stat().st_size > 0
     held = json.loads((tmp_path / "out" / "results.json").read_text())
     assert all(0 < one["figures"]["linear"] <= 1 and one["peak_bytes"] > 2**26 and one["seconds"] > 0 for one in held)
+    beside = evaluate("knn", tmp_path / "out" / "moco-seed0", k=20, quiet=True).rows["untrained"]["kNN accuracy"]
+    assert f"\n| untrained | {beside * 100:.1f} | " in (tmp_path / "out" / "table.md").read_text()
+    assert len(held) == 2  # trainings
     # Once more: nothing is trained again, and another plan does not mix with this one.
     before = (tmp_path / "out" / "moco-seed0" / "metrics.jsonl").stat().st_mtime_ns
     assert cli.main([*command, str(tmp_path / "out")]) == 0

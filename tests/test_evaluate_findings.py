@@ -6,7 +6,6 @@ import pytest
 
 from moco.evaluate import findings as judge
 from moco.evaluate.contrast_probe import Leak
-from moco.evaluate.staleness import Drift
 
 CHANCE = math.log(65_537)
 
@@ -43,9 +42,13 @@ def leak(gap, error=0.004, most=None, loss=2.3):
         (judge.leak_finding(leak(0.008, loss=8.0), 8.3, shuffled=True, groups=8), "good"),  # shuffled: nothing to find
         (judge.leak_finding(leak(0.2, most=0.5), 8.3, shuffled=True, groups=8), "good"),  # what shuffling leaves
         (judge.leak_finding(leak(-0.2), 8.3, shuffled=False, groups=8), "good"),
-        (judge.stale_finding([Drift(16, 0.99, 256), Drift(1, 1.0, 256)], 0.99), "good"),
-        (judge.stale_finding([Drift(16, 0.8, 256), Drift(1, 1.0, 256)], 0.99), "watch"),
-        (judge.stale_finding([Drift(16, 0.2, 256), Drift(1, 1.0, 256)], 0.0), "bad"),
+        (judge.stale_finding({16: 0.99, 1: 1.0}, 0.99), "good"),
+        (judge.stale_finding({16: 0.8, 1: 1.0}, 0.99), "watch"),
+        (judge.stale_finding({16: 0.2, 1: 1.0}, 0.0), "bad"),
+        (judge.stale_finding({16: 0.99, 1: 1.0}, 0.99, 0.8, 3.0), "good"),
+        (judge.stale_finding({16: 0.99, 1: 1.0}, 0.99, -0.4, 3.0), "good"),
+        (judge.stale_finding({16: 0.95, 1: 1.0}, 0.99, 1.2, 3.0), "watch"),
+        (judge.stale_finding({16: 0.95, 1: 1.0}, 0.99, 2.2, 3.0), "bad"),
         (judge.negatives_finding(0.01, 0.1, 4096, 60_000), "good"),
         (judge.negatives_finding(0.01, 6.5, 65_536, 10_000), "watch"),
         (judge.negatives_finding(0.2, 0.1, 4096, 60_000), "watch"),
@@ -108,5 +111,5 @@ def test_advice_says_what_to_set():
     assert unsplit.value.startswith("the whole batch, not shuffled: accuracy 70.0% as trained, 60.0% in fresh groups")
     assert split.value.startswith("8 groups, not shuffled: ")
     assert split.advice == "train with --shuffle-bn true"
-    assert "--momentum 0.9975" in judge.stale_finding([Drift(16, 0.3, 256)], 0.99).advice
+    assert "--momentum 0.9975" in judge.stale_finding({16: 0.3}, 0.99).advice
     assert "--queue-size 4096" in judge.negatives_finding(0.01, 6.5, 65_536, 10_000).advice

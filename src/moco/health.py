@@ -49,7 +49,7 @@ from moco.evaluate.label_free import (
     uniformity,
 )
 from moco.evaluate.pictures import Part, open_part
-from moco.evaluate.staleness import key_drift
+from moco.evaluate.staleness import age_gap, key_drift
 from moco.evaluate.subject import Where, checkpoint_of, load_run, locate
 from moco.evaluation import is_text, opened_data, write_figures
 from moco.evaluation_settings import HealthSettings, inspection
@@ -198,25 +198,33 @@ def _examine(patient: _Patient) -> list[Finding]:
     if broken:
         patient.notes.append("nothing else was looked at, since weights are no numbers")
         return [judge.finite_finding(broken)]
+    encoded = _encoded(patient)
     return [
-        *_contrast(patient),
+        *_contrast(patient, encoded),
         *_features(patient),
-        *_stale(patient),
+        *_stale(patient, encoded),
         _duplicates(patient),
         _augmentation(patient),
         *_records(patient),
     ]
 
 
-def _contrast(patient: _Patient) -> list[Finding]:
-    """Loss, batch norm leak, negatives and temperature: queries against the keys that they meet."""
+def _encoded(patient: _Patient) -> Encoded | None:
+    """Queries and keys of the view pairs; None for a method that has none of its own."""
     model, settings = patient.model, patient.settings
     if not isinstance(model, MomentumContrast):
-        patient.notes.append(f"loss, negatives and temperature are looked at for MoCo only, not for {settings.method}")
-        return []
-    encoded = encode_pairs(
+        return None
+    return encode_pairs(
         model, patient.pairs, groups=settings.bn_groups, shuffled=settings.shuffle_bn, seed=patient.given.seed
     )
+
+
+def _contrast(patient: _Patient, encoded: Encoded | None) -> list[Finding]:
+    """Loss, batch norm leak, negatives and temperature: queries against the keys that they meet."""
+    model, settings = patient.model, patient.settings
+    if encoded is None or not isinstance(model, MomentumContrast):
+        patient.notes.append(f"loss, negatives and temperature are looked at for MoCo only, not for {settings.method}")
+        return []
     count, dictionary = negative_count(model, encoded), model.dictionary
     random = int((dictionary.births < 0).sum()) if isinstance(dictionary, Queue) else 0
     if random:
@@ -274,10 +282,10 @@ def _features(patient: _Patient) -> list[Finding]:
     ]
 
 
-def _stale(patient: _Patient) -> list[Finding]:
+def _stale(patient: _Patient, encoded: Encoded | None) -> list[Finding]:
     """Queued keys against their re-encodings; only where the pictures are those of the run."""
     settings, model = patient.settings, patient.model
-    if not isinstance(model, MomentumContrast) or not isinstance(model.dictionary, Queue):
+    if encoded is None or not isinstance(model, MomentumContrast) or not isinstance(model.dictionary, Queue):
         return []
     if not patient.own_data or len(patient.part.source) < settings.batch_size:
         patient.notes.append("stale keys were not looked at: that needs the pictures that the run was trained on")
@@ -299,7 +307,13 @@ def _stale(patient: _Patient) -> list[Finding]:
     if not drift or (explicit and min(drift, key=lambda step: step.age).similarity < OTHER_PICTURES):
         patient.notes.append("stale keys were not looked at: these are not the pictures that the run was trained on")
         return []
-    return [judge.stale_finding(drift, settings.momentum)]
+    real = int((model.dictionary.births >= 0).sum())
+    hidden = age_gap(
+        drift, encoded.query, encoded.as_trained, encoded.ids, temperature=model.temperature, keys=real
+    )  # fmt: skip
+    loss = float(compare(model, encoded, encoded.as_trained).loss.mean())
+    gained = math.log(len(model.dictionary) + 1) - loss
+    return [judge.stale_finding({step.age: step.similarity for step in drift}, settings.momentum, hidden, gained)]
 
 
 def _duplicates(patient: _Patient) -> Finding:

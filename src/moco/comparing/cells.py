@@ -25,6 +25,8 @@ from moco.train.run import SETTINGS, Run
 
 STOPPED = (130, 143, -2, -15)
 NEIGHBOURS = 20
+UNTRAINED = "untrained"
+"""How the row is called, here and in `moco eval`."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,24 @@ def carry_out(work: Work, cell: Cell) -> Result:
 
 def done_before(work: Work, cell: Cell) -> Result | None:
     """What an earlier call found for a cell, unless its training failed."""
+    return _noted(_note(work, cell))
+
+
+def untrained(work: Work, trained: Result) -> Result:
+    """The figures of the network that a training began with, random weights of the same seed."""
+    note = work.out / f"{UNTRAINED}-seed{trained.seed}.json"
+    known = _noted(note)
+    if known is not None:
+        return known
+    figures = _figures(work, work.out / trained.folder, UNTRAINED)
+    result = Result(UNTRAINED, trained.seed, trained.folder, figures, None, None, None)
+    write_atomically(note, json.dumps(asdict(result), indent=2).encode())
+    return result
+
+
+def _noted(note: Path) -> Result | None:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        held = json.loads(_note(work, cell).read_text(encoding="utf-8"))
+        held = json.loads(note.read_text(encoding="utf-8"))
         if not held["failed"]:
             return Result(**held)
     return None
@@ -155,8 +173,8 @@ def _spent(file: Path) -> dict[str, Any]:
     return found
 
 
-def _figures(work: Work, folder: Path) -> dict[str, float]:
-    """The figures of the trained network, from `moco eval`; without labels, those of its own last check."""
+def _figures(work: Work, folder: Path, kind: str = "pre-trained") -> dict[str, float]:
+    """The figures of a network, from `moco eval`; without labels, those of the training's own last check."""
     if not work.figures:
         checks = [line for line in Run(folder).metrics() if "retrieval" in line]
         return {"retrieval": checks[-1]["retrieval"]} if checks else {}
@@ -164,6 +182,6 @@ def _figures(work: Work, folder: Path) -> dict[str, float]:
     for task in work.figures:
         # The usual 200 neighbours are for data sets of many thousands; few pictures leave each class too few votes.
         k = {"k": NEIGHBOURS} if task == "knn" else {}
-        rows = evaluate(task, folder, quiet=True, baseline=False, **k, **work.evaluation).rows
-        found[task] = next(iter(next(iter(rows.values())).values()))
+        rows = evaluate(task, folder, quiet=True, baseline=kind == UNTRAINED, **k, **work.evaluation).rows
+        found[task] = next(iter(rows[kind].values()))
     return found

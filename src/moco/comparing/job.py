@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from moco.bench import measure
-from moco.comparing.cells import Result, Work, carry_out, done_before
+from moco.comparing.cells import Result, Work, carry_out, done_before, untrained
 from moco.comparing.folder import plan_of, take_folder
 from moco.comparing.plan import Cell, Row, ablated, compared
 from moco.comparing.table import Line, lines, markdown, picture, table
@@ -33,7 +33,10 @@ SECONDS_TO_MEASURE = 20.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out. lines: a row each, over its seeds. results: cell by cell. folder: where everything is."""
+    """What came out. lines: a row each, over its seeds, and one of the untrained network where there are labels.
+
+    results: cell by cell. folder: where everything is.
+    """
 
     lines: tuple[Line, ...]
     results: tuple[Result, ...]
@@ -104,7 +107,10 @@ def side_by_side(
     work = Work(folder, base, threads, figures, {"test": str(test)} if test is not None else {})
     cells = [Cell(row, settings.seed + number) for number in range(seeds) for row in rows]
     results = _carry_out_all(work, cells, parallel, console)
-    found = Comparison(tuple(lines(results)), tuple(results), folder)
+    # One for each seed: all rows begin with the same network.
+    begun = {result.seed: result for result in reversed(results) if not result.failed}
+    baseline = [untrained(work, begun[seed]) for seed in sorted(begun)] if figures else []
+    found = Comparison(tuple(lines([*results, *baseline])), tuple(results), folder)
     _write(found, title, console)
     return found
 

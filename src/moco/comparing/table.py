@@ -68,7 +68,7 @@ def table(title: str, rows: Sequence[Line]) -> Table:
     return shown
 
 
-def _share(row: Line, name: str, best: float) -> str:
+def _share(row: Line, name: str, best: float | None = None) -> str:
     if name not in row.figures:
         return "failed" if row.failed else "–"
     value, spread = row.figures[name]
@@ -77,19 +77,18 @@ def _share(row: Line, name: str, best: float) -> str:
 
 
 def markdown(rows: Sequence[Line]) -> str:
-    """The same as a Markdown table."""
+    """The same as a Markdown table, and what trainings failed with."""
     names = list(dict.fromkeys(name for row in rows for name in row.figures))
     head = ["", *(f"{name}, %" for name in names), "images/s", "minutes", "memory, GiB"]
     text = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     for row in rows:
-        cells = [row.name.replace("|", "\\|")]
-        for name in names:
-            value, spread = row.figures.get(name, (float("nan"), 0.0))
-            cells.append(f"{value * 100:.1f}" + (f" ± {spread * 100:.1f}" if row.seeds > 1 else ""))
+        cells = [row.name.replace("|", "\\|"), *(_share(row, name) for name in names)]
         cells.append("–" if row.images_per_second is None else f"{row.images_per_second:,.0f}")
         cells.append("–" if row.minutes is None else f"{row.minutes:.1f}")
         cells.append("–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}")
         text.append("| " + " | ".join(cells) + " |")
+    failed = [f"- {row.name}, {why}" for row in rows for why in row.failed]
+    text += ["", "Failed:", "", *failed] if failed else []
     return "\n".join(text) + "\n"
 
 

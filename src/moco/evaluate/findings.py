@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moco.evaluate.contrast_probe import Leak
-from moco.evaluate.staleness import Drift
 
 Verdict = Literal["good", "watch", "bad"]
 
@@ -161,23 +160,37 @@ def leak_finding(leak: Leak, chance: float, *, shuffled: bool, groups: int, in_b
     return Finding("batch norm leak", shown, verdict, reason, advice, figures)
 
 
-def stale_finding(drift: Sequence[Drift], momentum: float) -> Finding:
-    """Do the oldest keys still say what the encoder would say now? Bounds: cosine 0.9 and 0.6."""
-    oldest = max(drift, key=lambda step: step.age)
-    worst = min(step.similarity for step in drift)
-    verdict = _judge(worst, watch=0.9, bad=0.6)
-    reasons = {
-        "good": "queued keys are what the key encoder would make of their views now",
-        "watch": "the key encoder has moved on from its older keys",
-        "bad": "old keys no longer belong to this key encoder",
-    }
+def stale_finding(
+    cosines: Mapping[int, float], momentum: float, hidden: float | None = None, gained: float = 0.0
+) -> Finding:
+    """Do the keys still say what the encoder would say now? cosines: by age in steps; bounds 0.9 and 0.6.
+
+    hidden: `staleness.age_gap`, None where it is not known; gained: what the loss has gained on chance, both in nats.
+    Bounds of their ratio: a third and two thirds.
+    """
+    oldest, worst = max(cosines), min(cosines.values())
+    moved = _judge(worst, watch=0.9, bad=0.6)
+    share = 0.0 if hidden is None else max(hidden, 0.0) / max(gained, 1e-9)
+    easier = _judge(share, watch=1 / 3, bad=2 / 3) if hidden is not None else "good"
+    verdict = max(moved, easier, key=_ORDER.index)
+    if verdict == "good":
+        reason = "queued keys are what the key encoder would make of their views now"
+    elif easier == verdict:
+        reason = "queries find their key partly because the others are older, not because they show something else"
+    elif verdict == "watch":
+        reason = "the key encoder has moved on from its older keys"
+    else:
+        reason = "old keys no longer belong to this key encoder"
     slower = 1 - (1 - momentum) / 4
     advice = "" if verdict == "good" else f"a slower key encoder (--momentum {slower:.4g}) or a smaller --queue-size"
-    shown = f"cosine {oldest.similarity:.3f} at age {oldest.age}, lowest {worst:.3f}"
-    return Finding(
-        "stale keys", shown, verdict, reasons[verdict], advice,
-        {f"age_{step.age}": step.similarity for step in drift} | {"lowest": worst},
-    )  # fmt: skip
+    shown = f"cosine {cosines[oldest]:.3f} at age {oldest}, lowest {worst:.3f}"
+    figures = {f"age_{age}": cosine for age, cosine in cosines.items()} | {"lowest": worst}
+    if hidden is not None:
+        shown += f"; with all keys made anew the loss would be {abs(hidden):.2f} {'higher' if hidden > 0 else 'lower'}"
+        figures |= {"age_gap": hidden, "age_gap_share": share}
+        if verdict != "good" and easier == verdict:
+            reason += f" ({share:.0%} of what the loss gained), and the loss rises as the learning rate falls"
+    return Finding("stale keys", shown, verdict, reason, advice, figures)
 
 
 def negatives_finding(above: float, own: float, queue: int, images: int) -> Finding:

@@ -1,9 +1,10 @@
-"""How far queued keys have drifted from what the key encoder would make of the same views now."""
+"""How far queued keys have drifted from what the key encoder would make of the same views now, and what that hides."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from moco.contrast.batchnorm import encode_in_groups
 from moco.contrast.dictionary import Queue
+from moco.contrast.losses import own_pairs
 from moco.contrast.moco import MomentumContrast
 from moco.data.loader import Batch
 from moco.data.views import normalize
@@ -19,11 +21,20 @@ from moco.data.views import normalize
 
 @dataclass(frozen=True)
 class Drift:
-    """Keys of one step. age: steps since then. similarity: mean cosine of key and re-encoding. keys: how many."""
+    """Keys of one step, n of them. age: steps since then.
+
+    queued, anew: (n, C) of unit norm, as they wait in the queue, and as the key encoder makes them now. ids: (n,).
+    """
 
     age: int
-    similarity: float
-    keys: int
+    queued: Tensor
+    anew: Tensor
+    ids: Tensor
+
+    @property
+    def similarity(self) -> float:
+        """Mean cosine of a key with its re-encoding."""
+        return float((self.queued * self.anew).sum(1).mean())
 
 
 def key_drift(
@@ -62,9 +73,31 @@ def key_drift(
         # Of the oldest step, the first keys may have been overwritten.
         if count > len(made_ids) or not torch.equal(made_ids[len(made_ids) - count :], ids[rows]):
             continue
-        similarity = (made[len(made) - count :] * F.normalize(keys[rows], dim=1)).sum(1)
-        found.append(Drift(model.step - step, float(similarity.mean()), count))
+        queued = F.normalize(keys[rows], dim=1)
+        found.append(Drift(model.step - step, queued, made[len(made) - count :], ids[rows]))
     return found
+
+
+def age_gap(
+    drift: Sequence[Drift], query: Tensor, positive: Tensor, ids: Tensor, *, temperature: float, keys: int
+) -> float:
+    """By how many nats the loss would rise if the key encoder made all keys of the queue anew: what their age hides.
+
+    An encoder that moves leaves its old keys behind. Queries then lie far from all of them, whatever they show, and
+    find their positive the more easily. The keys in `drift` stand for the queue's `keys` real ones. query, positive:
+    (N, C) of unit norm. ids: (N,); a query does not meet keys of its own picture.
+    """
+    key_ids = torch.cat([step.ids for step in drift])
+    rows, columns = own_pairs(ids, key_ids)
+    q, own = query.double(), (query.double() * positive.double()).sum(1) / temperature
+
+    def loss(negatives: Tensor) -> Tensor:
+        logits = q @ negatives.double().T / temperature
+        logits[rows, columns] = -torch.inf
+        return F.softplus(logits.logsumexp(1) + math.log(keys / len(negatives)) - own)
+
+    anew, queued = (torch.cat(made) for made in zip(*((step.anew, step.queued) for step in drift), strict=True))
+    return float((loss(anew) - loss(queued)).mean())
 
 
 @torch.no_grad()
