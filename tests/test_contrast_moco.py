@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import moco
+from moco.contrast.batchnorm import encode_in_groups
+from moco.contrast.dictionary import InBatch
 from moco.contrast.moco import MomentumContrast
 
 
@@ -226,6 +228,11 @@ def test_groups_and_shuffle_reach_the_encoders():
     assert whole(a, b).loss == split(a, b).loss == shuffled(a, b).loss
 
 
+def test_a_batch_that_is_no_tensor_has_no_groups():
+    with pytest.raises(TypeError, match="must be a tensor, not a dict: use bn_groups=1"):
+        encode_in_groups(nn.Linear(2, 2), {"words": torch.zeros(4, 2)}, 2)
+
+
 def test_shuffling_a_batch_that_is_normalised_as_a_whole_is_refused():
     with pytest.raises(ValueError, match="changes nothing"):
         batch_normalised(shuffle_bn=True)
@@ -238,6 +245,18 @@ def test_shuffling_a_batch_that_is_normalised_as_a_whole_is_refused():
         ({"momentum": -0.1}, "momentum"),
         ({"temperature": 0}, "temperature"),
         ({"shuffle_bn": True}, "no batch norm"),
+        ({"momentum_schedule": "cosin"}, "constant or cosine, not 'cosin'"),
+        ({"key_encoder": "shared"}, "no gradient reaches old keys"),
+        ({"key_encoder": "learned"}, "no gradient reaches old keys"),
+        (
+            {
+                "key_encoder": nn.Linear(3, 4),
+                "dictionary": InBatch(8),
+                "symmetric": True,
+                "predictor": nn.Linear(4, 4),
+            },
+            "a predictor would be behind queries and keys",
+        ),
     ],
 )
 def test_refuses_what_cannot_work(options, message):

@@ -306,6 +306,11 @@ def test_the_loss_of_a_memory_bank_is_the_dense_one():
     assert float(found) == pytest.approx(float(sum(losses) / 6), rel=1e-5)
     with pytest.raises(ValueError, match="ids of the pictures"):
         net(a, b)
+    before = bank.keys.clone()
+    for wrong in (-1, len(before)):
+        with pytest.raises(ValueError, match=f"ids must be in 0 … {len(before) - 1}, not {wrong} … {wrong}"):
+            bank.enqueue(query[:1].detach(), torch.tensor([wrong]))
+    assert torch.equal(bank.keys, before)
 
 
 def test_a_bank_may_live_in_a_file_that_goes_with_it(tmp_path):

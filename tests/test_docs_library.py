@@ -41,7 +41,7 @@ def small(monkeypatch, tmp_path):
 
 def test_every_example_runs(small, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = {}
     for block in blocks:
         block = block.replace("epochs=40", "epochs=3, quiet=True")

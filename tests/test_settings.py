@@ -4,10 +4,11 @@ import itertools
 import re
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from moco.errors import UserError, explain
-from moco.recipes import RECIPES, pretrain_settings
+from moco.recipes import METHODS, RECIPES, pretrain_settings
 from moco.settings import PretrainSettings, RunSettings
 
 
@@ -166,3 +167,19 @@ def test_a_value_that_is_not_there_is_called_missing():
     with pytest.raises(ValidationError) as caught:
         RunSettings(**PretrainSettings().model_dump(exclude={"channels"}))
     assert explain(caught.value) == "channels is missing"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_itself_whatever_recipe_it_is_tried_with(recipe, name, tmp_path):
+    """As a comparison does it: the values of the method over those of a recipe."""
+    file = tmp_path / "row.yaml"
+    file.write_text(yaml.safe_dump({"recipe": recipe, "backbone": "resnet18", **METHODS[name]}))
+    found, plain = pretrain_settings(file), pretrain_settings(recipe=name)
+    parts = ["method", "head"]
+    if plain.method == "moco":
+        parts += ["dictionary", "key_encoder", "momentum_schedule", "predictor_layers", "symmetric", "scale_loss"]
+        parts += ["feature_size", "temperature"] if name in ("v1", "v2") else []
+    if name in ("end-to-end", "memory-bank"):
+        parts.remove("head")  # a dictionary; the head is that of the others
+    assert {part: getattr(found, part) for part in parts} == {part: getattr(plain, part) for part in parts}

@@ -62,10 +62,11 @@ def test_frozen_parameters_are_left_out():
     assert len(make_optimizer(net, pretrain_settings()).param_groups[0]["params"]) == 2
 
 
-def test_lars_spares_norm_and_bias_decay_and_trust_ratio():
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+def test_lars_spares_norm_and_bias_decay_and_trust_ratio(decay):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    optimizer = make_optimizer(net, pretrain_settings(optimizer="lars", learning_rate=0.5, weight_decay=0.1))
+    optimizer = make_optimizer(net, pretrain_settings(optimizer="lars", learning_rate=0.5, weight_decay=decay))
     assert isinstance(optimizer, Lars)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     gradients = {}
@@ -77,8 +78,8 @@ def test_lars_spares_norm_and_bias_decay_and_trust_ratio():
         expected = before[name] - 0.5 * gradients[name]
         assert torch.allclose(net.get_parameter(name), expected, atol=1e-6), name
     weight, gradient = before["0.weight"], gradients["0.weight"]
-    trust = 0.001 * weight.norm() / (gradient.norm() + 0.1 * weight.norm())
-    expected = weight - 0.5 * trust * (gradient + 0.1 * weight)
+    trust = 0.001 * weight.norm() / (gradient.norm() + decay * weight.norm())
+    expected = weight - 0.5 * trust * (gradient + decay * weight)
     assert torch.allclose(net.get_parameter("0.weight"), expected, atol=1e-6)
 
 

@@ -12,11 +12,23 @@ from moco.errors import UserError
 from moco.settings import PretrainSettings, check_names, explain
 from moco.settings_file import read_yaml
 
+# What else a recipe may have made of MoCo, and a row of a comparison must not inherit.
+_PLAIN: dict[str, Any] = {
+    "method": "moco",
+    "dictionary": "queue",
+    "key_encoder": "momentum",
+    "momentum_schedule": "constant",
+    "predictor_layers": 0,
+    "symmetric": False,
+    "scale_loss": False,
+}
+
 # What makes a method itself, whatever the pictures, the backbone and the budget.
 METHODS: dict[str, dict[str, Any]] = {
-    "v1": {"head": "linear", "temperature": 0.07},
-    "v2": {"head": "mlp", "temperature": 0.2},
+    "v1": {**_PLAIN, "head": "linear", "feature_size": 128, "temperature": 0.07},
+    "v2": {**_PLAIN, "head": "mlp", "feature_size": 128, "temperature": 0.2},
     "v3": {
+        **_PLAIN,
         "dictionary": "in-batch",
         "head": "mlp-bn",
         "predictor_layers": 2,
@@ -29,8 +41,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "shuffle_bn": False,
         "sync_bn": True,
     },
-    "end-to-end": {"dictionary": "in-batch", "key_encoder": "learned"},
-    "memory-bank": {"dictionary": "memory-bank"},
+    "end-to-end": {**_PLAIN, "dictionary": "in-batch", "key_encoder": "learned"},
+    "memory-bank": {**_PLAIN, "dictionary": "memory-bank"},
     "simclr": {
         "method": "simclr",
         "head": "mlp-bn",

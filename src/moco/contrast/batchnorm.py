@@ -21,8 +21,11 @@ def encode_in_groups(encoder: nn.Module, x: Tensor, groups: int) -> Tensor:
 
     x: (N, …) → (N, C). Parts are consecutive rows; their sizes differ by one where N does not divide. In effect this
     is `groups` devices with a small batch each, for batch norm of any class, and no layer is replaced. The running
-    statistics move as much as by one batch, towards the mean of the groups' statistics.
+    statistics move as much as by one batch, towards the mean of the groups' statistics. Raises TypeError for batches
+    that are no tensors: where to divide them is not known.
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"a batch to encode in groups must be a tensor, not a {type(x).__name__}: use bn_groups=1")
     # Without a momentum, a layer's statistics are plain averages over all its batches: nothing to weigh.
     layers = [
         (layer, layer.momentum)

@@ -166,8 +166,14 @@ class MemoryBank(nn.Module):
         self.drawn.copy_(torch.randint(len(self.keys), (len(self.drawn),), generator=generator))
 
     def vectors(self, ids: Tensor) -> Tensor:
-        """What the bank holds for pictures: (N,) → (N, C)."""
-        return self.keys[ids.to(self.keys.device)]
+        """What the bank holds for pictures: (N,) → (N, C). Raises ValueError for numbers of pictures it has not."""
+        return self.keys[self._places(ids)]
+
+    def _places(self, ids: Tensor) -> Tensor:
+        # Looking at those of a GPU would wait for it.
+        if ids.device.type == "cpu" and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.keys):
+            raise ValueError(f"ids must be in 0 … {len(self.keys) - 1}, not {int(ids.min())} … {int(ids.max())}")
+        return ids.to(self.keys.device)
 
     def lookup(self, query: Tensor, key: Tensor, temperature: float, ids: Tensor | None = None) -> Contrast:
         """Compare queries (N, C) with their positives (N, C) and with the vectors drawn. Changes nothing."""
@@ -178,7 +184,7 @@ class MemoryBank(nn.Module):
         """Move the vectors of the pictures `ids` (N,) towards `keys` (N, C), those of the queries of this step."""
         if ids is None:
             raise ValueError("a memory bank needs the ids of the pictures")
-        places = ids.to(self.keys.device)
+        places = self._places(ids)
         moved = self.momentum * self.keys[places] + (1 - self.momentum) * keys.float()
         self.keys[places] = F.normalize(moved, dim=1)
         self.births[places] = step

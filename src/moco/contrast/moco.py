@@ -47,8 +47,8 @@ class MomentumContrast(Method):
     >>> optimizer.step(); optimizer.zero_grad()
     >>> model.end_step()                              # the new keys enter the queue
 
-    and use `model.backbone` afterwards. Raises ValueError for a momentum outside [0, 1), a temperature
-    that is not positive, and shuffling that could change nothing.
+    and use `model.backbone` afterwards. Raises ValueError for a momentum outside [0, 1), a temperature that is not
+    positive, parts that do not go together, and shuffling that could change nothing.
     """
 
     def __init__(
@@ -70,13 +70,19 @@ class MomentumContrast(Method):
     ) -> None:
         super().__init__(encoder, head, seed=seed)
         _check(self.query_encoder, momentum, temperature, bn_groups, shuffle_bn)
+        if momentum_schedule not in ("constant", "cosine"):
+            raise ValueError(f"momentum_schedule must be constant or cosine, not {momentum_schedule!r}")
         self.two_kinds = isinstance(key_encoder, nn.Module)
         if isinstance(key_encoder, nn.Module):
             if not isinstance(dictionary, InBatch):
                 raise ValueError("a key encoder of another kind learns by gradient, and so needs an InBatch dictionary")
+            if symmetric and predictor is not None:
+                raise ValueError("symmetric with two kinds of encoders: a predictor would be behind queries and keys")
             self.keys_from = "learned"
             self.key_encoder = key_encoder
         elif key_encoder in ("momentum", "learned", "shared"):
+            if key_encoder != "momentum" and isinstance(dictionary, Queue):
+                raise ValueError(f"key_encoder {key_encoder} needs an InBatch dictionary: no gradient reaches old keys")
             self.keys_from = "bank" if isinstance(dictionary, MemoryBank) else key_encoder
             if self.keys_from in ("momentum", "learned"):
                 self.key_encoder = copy.deepcopy(self.query_encoder).requires_grad_(self.keys_from == "learned")

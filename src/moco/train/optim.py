@@ -27,7 +27,9 @@ def make_optimizer(module: nn.Module, settings: PretrainSettings) -> torch.optim
         ]
     rate, fused = settings.learning_rate, all(p.device.type in ("cpu", "cuda") for p in learning)
     if settings.optimizer == "lars":
-        # timm leaves groups without weight decay unadapted.
+        # timm goes by the weight decay unless told: without any, all would be plain SGD at a rate meant for LARS.
+        for group, adapted in zip(groups, (True, False), strict=True):
+            group["always_adapt"] = adapted
         found: torch.optim.Optimizer = Lars(groups, lr=rate, momentum=settings.sgd_momentum)
         return found
     if settings.optimizer == "adamw":
