@@ -28,6 +28,7 @@ from moco.contrast.dictionary import InBatch
 
 BUCKETS, LENGTH, WIDTH, DIM = 2**14, 64, 96, 64
 BATCH, HELD_OUT = 128, 1000
+FEWEST = HELD_OUT + BATCH
 KINDS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -46,7 +47,7 @@ def pairs(most: int = 20_000) -> list[tuple[str, str]]:
                 found.setdefault(" ".join(headline.split()), body)
         if len(found) >= most:
             break
-    return list(found.items())
+    return list(found.items())[:most]
 
 
 def tokens(text: str) -> list[int]:
@@ -95,9 +96,13 @@ def found(model: moco.MomentumContrast, headlines: Tensor, bodies: Tensor) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--pairs", type=int, default=20_000, help="at most so many")
+    parser.add_argument("--pairs", type=int, default=20_000, help=f"at most so many, {FEWEST} or more")
     given = parser.parse_args()
+    if given.pairs < FEWEST:
+        parser.error(f"--pairs {given.pairs}: {FEWEST} or more are needed, {HELD_OUT} of them held out")
     texts = pairs(given.pairs)
+    if len(texts) < FEWEST:
+        parser.error(f"only {len(texts)} pairs in the packages installed here, {FEWEST} are needed: install some more")
     torch.manual_seed(0)
     order = torch.randperm(len(texts)).tolist()
     headlines, bodies = (torch.tensor([tokens(texts[row][side]) for row in order]) for side in (0, 1))

@@ -197,9 +197,8 @@ def _add_ablate(verbs: Any, arguments: list[str]) -> None:
 def _ablate(given: Given) -> int:
     from moco.comparing.job import ablate
 
-    values = [int(value) if value == int(value) and value > 1 else value for value in given.pop("values", [])]
     with Output(given) as output:
-        found = ablate(given.pop("data", ""), given.pop("over"), values=values, **given)
+        found = ablate(given.pop("data", ""), given.pop("over"), **given)
         output.result = asdict(found)
     return int(any(line.failed for line in found.lines))
 
@@ -210,7 +209,10 @@ def _add_side_by_side(parser: argparse.ArgumentParser, arguments: list[str]) -> 
     parser.add_argument("--minutes", type=float, metavar="X", help="budget of a training instead of --epochs, about")
     parser.add_argument("--images-seen", type=int, metavar="N", help="budget of a training instead of --epochs")
     parser.add_argument("--test", metavar="DATA", help="labelled pictures to test on (default: a part set aside)")
-    parser.add_argument("--parallel", type=int, metavar="N", help="trainings at a time, which share cores (default: 1)")
+    parser.add_argument(
+        "--parallel", type=int, metavar="N",
+        help="trainings at a time, which share the cores unless --threads says how many each takes (default: 1)",
+    )  # fmt: skip
     add_output(parser)
     add_training_options(parser, arguments)
 
@@ -227,7 +229,10 @@ def _add_tune(verbs: Any, arguments: list[str]) -> None:
         epilog="example:\n  moco tune photos/ --recipe small --epochs 9 --trials 30 --out runs/search\n",
     )
     add_data(parser)
-    parser.add_argument("--over", nargs="+", metavar="NAME", help=f"{', '.join(SEARCHED)} (default: the first four)")
+    parser.add_argument(
+        "--over", nargs="+", metavar="NAME",
+        help=f"{', '.join(SEARCHED)} (default: those of the first four that the method knows)",
+    )  # fmt: skip
     parser.add_argument("--trials", type=int, metavar="N", help="trainings in all (default: 20)")
     add_output(parser)
     add_training_options(parser, arguments)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -17,10 +16,12 @@ from typing import Any
 
 import yaml
 
+from moco.comparing.children import GO_ON, Children
 from moco.comparing.plan import Cell
-from moco.errors import Interrupted
+from moco.errors import Interrupted, UserError
 from moco.evaluation import evaluate
 from moco.train.checkpoints import write_atomically
+from moco.train.lock import is_held
 from moco.train.run import SETTINGS, Run
 
 STOPPED = (130, 143, -2, -15)
@@ -61,13 +62,19 @@ class Work:
     evaluation: Mapping[str, Any]
 
 
-def carry_out(work: Work, cell: Cell) -> Result:
-    """Train and evaluate a cell, as far as that has not been done. Raises Interrupted where the training was."""
-    known = done_before(work, cell)
+def carry_out(work: Work, cell: Cell, children: Children | None = None) -> Result:
+    """Train and evaluate a cell, as far as that has not been done.
+
+    children: who passes signals on to the training. Raises Interrupted where the training was, and UserError where
+    another process trains there.
+    """
+    known = done_before(work.out, cell)
     if known is not None:
         return known
-    folder = work.out / cell.folder
-    line = "" if finished(folder) else _train(work, cell, folder)
+    folder, children = work.out / cell.folder, children or Children()
+    check_free(folder)
+    line = "" if finished(folder) else _train(work, cell, folder, children)
+    children.check(cell.folder)
     spent = _spent(work.out / f"{cell.folder}.times.json")
     if line:
         return Result(cell.row.name, cell.seed, cell.folder, {}, None, spent["seconds"], spent["peak_bytes"], line)
@@ -77,13 +84,13 @@ def carry_out(work: Work, cell: Cell) -> Result:
         cell.row.name, cell.seed, cell.folder, figures, median(rates) if rates else None, spent["seconds"],
         spent["peak_bytes"],
     )  # fmt: skip
-    write_atomically(_note(work, cell), json.dumps(asdict(result), indent=2).encode())
+    write_atomically(_note(work.out, cell), json.dumps(asdict(result), indent=2).encode())
     return result
 
 
-def done_before(work: Work, cell: Cell) -> Result | None:
-    """What an earlier call found for a cell, unless its training failed."""
-    return _noted(_note(work, cell))
+def done_before(out: Path, cell: Cell) -> Result | None:
+    """What an earlier call found for a cell of the comparison in `out`, unless its training failed."""
+    return _noted(_note(out, cell))
 
 
 def untrained(work: Work, trained: Result) -> Result:
@@ -106,8 +113,8 @@ def _noted(note: Path) -> Result | None:
     return None
 
 
-def _note(work: Work, cell: Cell) -> Path:
-    return work.out / f"{cell.folder}.json"
+def _note(out: Path, cell: Cell) -> Path:
+    return out / f"{cell.folder}.json"
 
 
 def finished(folder: Path) -> bool:
@@ -119,7 +126,16 @@ def finished(folder: Path) -> bool:
     return bool(lines and run.checkpoints() and lines[-1]["epoch"] >= run.settings.epochs)
 
 
-def _train(work: Work, cell: Cell, folder: Path) -> str:
+def check_free(folder: Path) -> None:
+    """Raise UserError where a process trains in a run folder, as one does whose comparison was killed."""
+    if is_held(folder):
+        raise UserError(
+            f"{folder} is being trained by another process: wait for it, or stop it (its number is in run.lock), then "
+            "repeat the command"
+        )
+
+
+def _train(work: Work, cell: Cell, folder: Path, children: Children) -> str:
     """Train or go on training. Returns an empty string, or the line that it failed with."""
     values = {**work.base, **cell.row.settings, "seed": cell.seed, "out": str(folder)}
     if work.threads is not None:
@@ -135,26 +151,24 @@ def _train(work: Work, cell: Cell, folder: Path) -> str:
     began = time.monotonic()
     log = work.out / f"{cell.folder}.log"
     with log.open("ab") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "moco", *command], stdout=written, stderr=subprocess.STDOUT, env=environment
-        )
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-        except KeyboardInterrupt:
-            # Ctrl-C reaches the training as well, which finishes its step and saves.
-            _, status, usage = os.wait4(process.pid, 0)
-            raise
-    code = process.returncode = os.waitstatus_to_exitcode(status)
+        before = written.tell()
+        code, usage = children.run([sys.executable, "-m", "moco", *command], written, environment, cell.folder)
     _add_times(work.out / f"{cell.folder}.times.json", time.monotonic() - began, usage.ru_maxrss * 1024)
+    if code:
+        children.check(cell.folder)
     if code in STOPPED:
-        raise Interrupted(f"stopped in {cell.folder}; the same command goes on there", 128 + abs(code) % 128)
+        raise Interrupted(f"stopped in {cell.folder}; {GO_ON}", 128 + abs(code) % 128)
     if code < 0:  # nobody asked it to stop: the system, where memory is short
         return f"killed by signal {-code}" + (": out of memory?" if code == -signal.SIGKILL else "")
-    return "" if code == 0 else _last_line(log) or f"ended with status {code}"
+    if code:
+        check_free(folder)  # an older training may have taken the folder in the meantime: this is no failure
+    return "" if code == 0 else _last_line(log, before) or f"ended with status {code}"
 
 
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+def _last_line(log: Path, since: int) -> str:
+    """The last line of what was written behind the first `since` bytes: before them stand earlier attempts."""
+    text = log.read_bytes()[since:].decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1].removeprefix("moco: ") if lines else ""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 from rich.console import Console
 
 from moco.bench import measure
-from moco.comparing.cells import Result, Work, carry_out, done_before, untrained
+from moco.comparing.cells import Result, Work, carry_out, check_free, done_before, untrained
+from moco.comparing.checks import check_budget, check_settings, check_test, check_trainings, check_varied, has_labels
+from moco.comparing.children import Children
 from moco.comparing.folder import plan_of, take_folder
 from moco.comparing.plan import Cell, Row, ablated, compared
 from moco.comparing.table import Line, lines, markdown, picture, table
@@ -20,7 +23,6 @@ from moco.data.loader import cores
 from moco.data.sources import Source
 from moco.errors import UserError, counted
 from moco.pretraining import named, open_data
-from moco.recipes import ONLY_FOR, pretrain_settings
 from moco.reporting import report
 from moco.resolve import absolute
 from moco.settings import PretrainSettings
@@ -59,7 +61,10 @@ def ablate(data: Any, over: str | Sequence[str], *, values: Sequence[Any] = (), 
     options: see `side_by_side`.
     """
     over = [over] if isinstance(over, str) else list(over)
-    return side_by_side(data, ablated(over, values), f"ablation over {', '.join(over)}", **options)
+    rows = ablated(over, values)
+    given = {name: value for name, value in options.items() if name in PretrainSettings.model_fields}
+    check_varied((read_yaml(options["config"]) if options.get("config") else {}) | given, rows)
+    return side_by_side(data, rows, f"ablation over {', '.join(over)}", **options)
 
 
 def side_by_side(
@@ -80,53 +85,50 @@ def side_by_side(
 
     seeds: trainings of each row, from `seed` on. Budget of each: epochs, or `images_seen` pictures, or about `minutes`
     (as many epochs as the first row makes in that time, the same number for all). test: labelled pictures to test on;
-    by default a part of the data is set aside. parallel: trainings at a time, which share the cores. given, config:
-    settings of every training. The same call goes on where an earlier one was interrupted.
+    by default a part of the data is set aside. parallel: trainings at a time, which share the cores unless `threads`
+    says how many each takes. given, config: settings of every training. The same call goes on where an earlier one was
+    interrupted.
 
     Raises UserError for anything wrong with settings, data or folder, and Interrupted where a training was stopped.
     """
     if seeds < 1 or parallel < 1:
         raise UserError("--seeds and --parallel must be 1 or more")
+    check_budget(given, minutes, images_seen)
     base = (read_yaml(config) if config else {}) | given | named(data=data)
     if "data" not in base:
         raise UserError("name the pictures: a folder, list or file that each training can open")
-    settings = _checked(base, rows)
+    settings = check_settings(base, rows)
     source = open_data(settings, None)
     folder = Path(settings.out or f"runs/{title.split()[0]}").expanduser()
     console = None if quiet else Console(soft_wrap=True)
-    threads = max(cores() // parallel, 1) if parallel > 1 else None
-    before = plan_of(folder)
-    if minutes is not None and before.get("minutes") == minutes:
-        base |= {"epochs": before["base"]["epochs"]}  # a second measurement would come to another number
-    else:
-        base |= _budget(settings, source, minutes, images_seen)
+    cells = [Cell(row, settings.seed + number) for number in range(seeds) for row in rows]
+    if not all(done_before(folder, cell) for cell in cells):  # before hours go into the first
+        if test is not None:
+            check_test(str(test), source)
+        check_trainings(base, rows, source)
+    base |= _budget(settings, source, plan_of(folder), minutes, images_seen)
+    check_settings(base, rows)  # another number of epochs may not go with the rest
     base |= {"data": _plain_paths(settings.data)}
     plan = {"title": title, "rows": [asdict(row) for row in rows], "base": base, "minutes": minutes}
     take_folder(folder, plan | {"test": None if test is None else absolute(str(test))})
-    figures = FIGURES if _has_labels(source) else ()
+    figures = FIGURES if has_labels(source) else ()
+    threads = _threads(settings, parallel)
     work = Work(folder, base, threads, figures, {"test": str(test)} if test is not None else {})
-    cells = [Cell(row, settings.seed + number) for number in range(seeds) for row in rows]
-    results = _carry_out_all(work, cells, parallel, console)
-    # One for each seed: all rows begin with the same network.
-    begun = {result.seed: result for result in reversed(results) if not result.failed}
-    baseline = [untrained(work, begun[seed]) for seed in sorted(begun)] if figures else []
-    found = Comparison(tuple(lines([*results, *baseline])), tuple(results), folder)
-    _write(found, title, console)
+    with Children() as children:
+        results = _carry_out_all(work, cells, parallel, console, children)
+        # One for each seed: all rows begin with the same network.
+        begun = {result.seed: result for result in reversed(results) if not result.failed}
+        baseline = [untrained(work, begun[seed]) for seed in sorted(begun)] if figures else []
+        found = Comparison(tuple(lines([*results, *baseline])), tuple(results), folder)
+        _write(found, title, console)
     return found
 
 
-def _checked(base: dict[str, Any], rows: Sequence[Row]) -> PretrainSettings:
-    """The settings that all rows share; every row is looked at before hours go into the first."""
-    for row in rows:
-        values = {**base, **row.settings}
-        method = str(values.get("method", "moco"))
-        # What a method does not know is no mistake here: the other rows may.
-        own = {name: value for name, value in values.items() if method in ONLY_FOR.get(name, (method,))}
-        try:
-            pretrain_settings(**own)
-        except UserError as error:
-            raise UserError(f"{row.name}: {error}") from error
-    return pretrain_settings(**base)
+def _threads(settings: PretrainSettings, parallel: int) -> int | None:
+    """Threads of each training, or None for what it takes by itself."""
+    if parallel == 1:
+        return None
+    return max(cores() // parallel, 1) if settings.threads == "auto" else settings.threads
 
 
 def _plain_paths(data: str | tuple[str, ...]) -> str | list[str]:
@@ -135,45 +137,53 @@ def _plain_paths(data: str | tuple[str, ...]) -> str | list[str]:
 
 
 def _budget(
-    settings: PretrainSettings, source: Source, minutes: float | None, images_seen: int | None
+    settings: PretrainSettings,
+    source: Source,
+    before: Mapping[str, Any],
+    minutes: float | None,
+    images_seen: int | None,
 ) -> dict[str, Any]:
-    """The number of epochs, where it is asked for in another way."""
-    if minutes is not None and images_seen is not None:
-        raise UserError("--minutes and --images-seen are two budgets: choose one")
-    if images_seen is not None:
-        return {"epochs": max(round(images_seen / len(source)), 1)}
+    """The number of epochs, where it is asked for in another way. before: the plan of an earlier call."""
+    pictures: float | None = images_seen
     if minutes is not None:
+        if before.get("minutes") == minutes:  # a second measurement would come to another number
+            return {"epochs": before["base"]["epochs"]}
         found = measure(settings.data, seconds=SECONDS_TO_MEASURE, **settings.model_dump(exclude={"data"}))
-        return {"epochs": max(round(minutes * 60 * found.job / len(source)), 1)}
-    return {}
+        pictures = minutes * 60 * found.job
+    if pictures is None:
+        return {}
+    return {"epochs": max(round(pictures / (len(source) * settings.repeat)), 1)}
 
 
-def _has_labels(source: Source) -> bool:
-    return source.labels is not None and len(set(source.labels[source.labels >= 0].tolist())) > 1
-
-
-def _carry_out_all(work: Work, cells: Sequence[Cell], parallel: int, console: Console | None) -> list[Result]:
+def _carry_out_all(
+    work: Work, cells: Sequence[Cell], parallel: int, console: Console | None, children: Children
+) -> list[Result]:
     """The cells, `parallel` at a time, in their order."""
 
     def say(text: str) -> None:
         if console is not None:
             console.print(text, highlight=False, markup=False)
 
+    old = [cell.folder for cell in cells if done_before(work.out, cell) is not None]
+    for cell in cells:
+        if cell.folder not in old:
+            check_free(work.out / cell.folder)
     epochs = counted(work.base["epochs"], "epoch") if "epochs" in work.base else "the usual epochs"
     say(f"{counted(len(cells), 'training')}, {epochs} each, in {work.out}")
-    old = [cell.folder for cell in cells if done_before(work, cell) is not None]
     if old:
         say(f"{len(old)} of them are from an earlier call and are not repeated: {', '.join(old)}")
     done: list[Result] = []
-    with ThreadPoolExecutor(parallel) as workers:
-        try:
-            for result in workers.map(lambda cell: carry_out(work, cell), cells):
-                done.append(result)
-                figures = ", ".join(f"{name} {value:.1%}" for name, value in result.figures.items())
-                say(f"{len(done)}/{len(cells)} {result.folder}: {result.failed or figures}")
-        except BaseException:
-            workers.shutdown(wait=True, cancel_futures=True)
-            raise
+    with contextlib.ExitStack() as stack:
+        # One at a time in this thread, where a signal ends evaluations at once.
+        each: Iterator[Result] = (carry_out(work, cell, children) for cell in cells)
+        if parallel > 1:
+            workers = ThreadPoolExecutor(parallel)
+            stack.callback(workers.shutdown, wait=True, cancel_futures=True)
+            each = workers.map(lambda cell: carry_out(work, cell, children), cells)
+        for result in each:
+            done.append(result)
+            figures = ", ".join(f"{name} {value:.1%}" for name, value in result.figures.items())
+            say(f"{len(done)}/{len(cells)} {result.folder}: {result.failed or figures}")
     return done
 
 
@@ -186,7 +196,8 @@ def _write(found: Comparison, title: str, console: Console | None) -> None:
     write_atomically(folder / "table.md", markdown(found.lines).encode())
     write_atomically(folder / "table.png", picture(title, found.lines))
     first = {result.row: folder / result.folder for result in reversed(found.results) if not result.failed}
-    page = report(list(first.values()), out=str(folder / "comparison.html"), quiet=True) if len(first) > 1 else None
+    runs = [first[line.name] for line in found.lines if line.name in first]  # in the order of the table
+    page = report(runs, out=str(folder / "comparison.html"), quiet=True) if len(runs) > 1 else None
     if console is not None:
         console.print(table(title, found.lines))
         for line in found.lines:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moco.errors import UserError, check_names
-from moco.recipes import METHODS, RECIPES
-from moco.settings import ViewSettings
+from moco.recipes import METHODS, ONLY_FOR, RECIPES
+from moco.settings import PretrainSettings, ViewSettings
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,13 @@ class Cell:
 def compared(methods: Sequence[str]) -> list[Row]:
     """The rows of `moco compare`: what makes each method itself, and nothing of its paper's views, rate or budget.
 
-    moco is what the other settings describe, unchanged. Raises UserError for a method that is not there or twice.
+    moco is what the other settings describe, as MoCo. Raises UserError for a method that is not there or twice.
     """
     check_names(methods, ["moco", *METHODS], "method")
     if len(set(methods)) < len(methods):
         raise UserError(f"each method once: {','.join(methods)}")
-    return [Row(name, METHODS.get(name, {})) for name in methods]
+    # Also where the recipe is that of a rival: its row has its own name.
+    return [Row(name, METHODS.get(name, {"method": "moco"})) for name in methods]
 
 
 def _recipe_views(recipe: str) -> dict[str, Any]:
@@ -82,15 +83,38 @@ def ablated(over: Sequence[str], values: Sequence[Any] = ()) -> list[Row]:
     """The rows of `moco ablate`: one after the other for each of `over`, everything else as it is.
 
     values: instead of the papers', for momentum, queue or temperature. Raises UserError for names and values that do
-    not fit.
+    not fit, or are there twice.
     """
     check_names(over, ABLATIONS, "ablation")
+    if len(set(over)) < len(over):
+        raise UserError(f"--over {' '.join(over)}: each name once")
     if not values:
         return [row for name in over for row in ABLATIONS[name]]
     settings = {"momentum": "momentum", "queue": "queue_size", "temperature": "temperature"}
     if len(over) != 1 or over[0] not in settings:
         raise UserError(f"--values goes with one of --over {', '.join(settings)}")
+    if len(set(values)) < len(values):
+        raise UserError(f"--values {' '.join(map(str, values))}: each value once")
+    if over[0] == "queue":  # from the command line they are all floats
+        values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     return [Row(f"{over[0]} {value}", {settings[over[0]]: value}) for value in values]
+
+
+def idle(name: str, settings: PretrainSettings) -> str | None:
+    """Why a setting changes nothing in a training with these settings, in words, or None where it does."""
+    method = settings.method
+    if method not in ONLY_FOR.get(name, (method,)):
+        return f"it is for method {' or '.join(ONLY_FOR[name])}, not for {method}"
+    if name in ("bn_groups", "shuffle_bn") and method != "moco":
+        return f"it is for method moco: {method} normalises a batch as a whole"
+    if name == "queue_size" and method == "moco" and settings.dictionary == "in-batch":
+        return "dictionary in-batch has no queue"
+    if name == "momentum" and method == "moco":
+        if settings.dictionary == "memory-bank":
+            return "no key encoder follows with dictionary memory-bank"
+        if settings.key_encoder != "momentum":
+            return f"no key encoder follows with key_encoder {settings.key_encoder}"
+    return None
 
 
 @dataclass(frozen=True)
