@@ -285,7 +285,7 @@ def stop(number, frame):
     sys.exit(128 + number)
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
-print("alone" if os.getsid(0) == os.getpid() else "in the terminal's group", flush=True)
+os.write(1, b"alone\\n" if os.getsid(0) == os.getpid() else b"in the terminal's group\\n")
 time.sleep(20)
 """
 PARENT = """

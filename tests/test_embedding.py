@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,8 +175,9 @@ def test_head_gives_what_the_method_compares(run, pictures):
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
-def test_a_timm_name_and_some_of_the_pictures(pictures, tmp_path):
-    held = write_embeddings("test_resnet", pictures[0], out=tmp_path / "e.npy", images=20, quiet=True, device="cpu")
+def test_a_timm_name_and_some_of_the_pictures(pictures, tmp_path, capsys):
+    held = write_embeddings("test_resnet", pictures[0], out=tmp_path / "e.npy", images=20, device="cpu")
+    assert "note: test_resnet has random weights: --pretrained takes published ones" in capsys.readouterr().out
     index = held.entries().index
     assert len(np.unique(index)) == 20
     assert (np.diff(index) > 0).all()
@@ -337,6 +339,29 @@ def test_mistakes_are_one_line(run, folder, tmp_path, monkeypatch, capsys, argum
     assert message in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["there.parquet"]
+
+
+def test_a_part_is_whole_batches_and_says_so(run, pictures, tmp_path, capsys):
+    write_embeddings(run, pictures[0], out=tmp_path / "e.npy", part=300, device="cpu")
+    assert "note: --part 300 is rounded up to 512: whole batches of 256 pictures" in capsys.readouterr().out
+    for given in ({"part": 512}, {"part": 700}):  # whole batches; more than there are pictures
+        write_embeddings(run, pictures[0], out=tmp_path / f"{given['part']}.npy", device="cpu", **given)
+        assert "rounded" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("head", [[], ["--head"]])
+def test_a_damaged_newest_checkpoint_is_one_line(run, pictures, tmp_path, capfd, recwarn, head):
+    shutil.copytree(run.path, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step-999999999.pt").write_bytes(b"torn")
+    np.save(tmp_path / "x.npy", pictures[0][:20])
+    command = ["embed", str(tmp_path / "run"), str(tmp_path / "x.npy"), "--device", "cpu", *head]
+    assert main([*command, "--out", str(tmp_path / "e.npy")]) == 0
+    assert capfd.readouterr().out.count("note: step-999999999.pt is damaged; the figures are of step 2\n") == 1
+    assert main([*command, "--out", str(tmp_path / "f.npy"), "--quiet"]) == 0
+    assert not any(capfd.readouterr())
+    assert not [one for one in recwarn if "damaged" in str(one.message)]
+    with pytest.warns(UserWarning, match="is damaged and is passed over"):  # in Python as ever
+        moco.embed(tmp_path / "run", pictures[0][:20])
 
 
 def test_the_command_line_writes_the_file(run, folder, tmp_path, monkeypatch, capsys):

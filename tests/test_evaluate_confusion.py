@@ -2,6 +2,7 @@ import io
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import confusion_matrix as reference
 from sklearn.metrics import recall_score
@@ -26,3 +27,14 @@ def test_the_picture_is_a_png_whatever_the_classes_are_called():
     picture = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
     assert png.startswith(b"\x89PNG")
     assert picture.std() > 10
+
+
+def test_cells_and_colours_are_in_percent(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw_confusion(torch.tensor([[3, 1], [0, 4]]), ["a", "b"], "kNN")
+    cells, colours = drawn[0].axes
+    assert sorted(text.get_text() for text in cells.texts) == ["100", "25", "75"]
+    assert cells.images[0].get_array().tolist() == [[75, 25], [0, 100]]
+    assert colours.get_ylim() == (0, 100)
+    assert colours.get_ylabel() == "% of the true class"

@@ -113,3 +113,24 @@ def test_advice_says_what_to_set():
     assert split.advice == "train with --shuffle-bn true"
     assert "--momentum 0.9975" in judge.stale_finding({16: 0.3}, 0.99).advice
     assert "--queue-size 4096" in judge.negatives_finding(0.01, 6.5, 65_536, 10_000).advice
+
+
+@pytest.mark.parametrize(
+    ("finding", "value"),
+    [
+        (judge.temperature_finding(0.0295, 0.1), "2.9% of the gradient on the hardest 1%"),
+        (judge.temperature_finding(0.02999, 0.1), "2.999% of the gradient on the hardest 1%"),
+        (judge.temperature_finding(0.03, 0.1), "3.0% of the gradient on the hardest 1%"),
+        (judge.temperature_finding(0.9804, 0.1), "98.04% of the gradient on the hardest 1%"),
+        (judge.data_wait_finding(0.304), "30.4% of the time"),
+        (judge.data_wait_finding(0.07), "7% of the time"),
+        (judge.negatives_finding(0.09999, 0, 8, 8), "9.999% above the positive, 0.00 own keys masked per query (K 8)"),
+        (judge.duplicates_finding(0.019999, 0.05, 9), "1.9999% exact, 5.0000% near of 9"),
+        (judge.spread_finding(0.396, 0.7512), "spread 0.396, cosine of random pairs +0.751"),
+        (judge.rank_finding(3.96, 0.496, 64), "effective rank 3.96 of 64, 49.6% dead"),
+        (judge.augmentation_finding(0.9001, 0.001), "90.01% found by an untrained network"),
+    ],
+)  # fmt: skip
+def test_a_value_never_contradicts_its_verdict(finding, value):
+    assert finding.value == value
+    assert " %" not in finding.value + finding.reason + finding.advice

@@ -1,3 +1,5 @@
+import shutil
+
 import cv2
 import numpy as np
 import pytest
@@ -52,6 +54,20 @@ def test_classes_meet_by_name(folder):
     assert [second.classes[label] for label in second.labels] == [str(label + 5) for label in y[:20]]
     numbered, _ = same_classes(numbers, open_part(x[:20], y[:20], needed=True))
     assert list(numbered.classes) == sorted(numbered.classes, key=int)  # not 1, 10, 11, 2
+
+
+def test_one_class_only_is_said_to_be_so(folder):
+    for path in folder.iterdir():
+        if path.name != "Bag":
+            shutil.rmtree(path)
+    with pytest.raises(UserError, match=r"train has one class only, Bag: two or more are needed, each a folder of its"):
+        open_part(folder, "auto", needed=True)
+    with pytest.raises(UserError, match=f"has one class only, train: .*; name {folder} if its folders are the classes"):
+        open_part(folder.parent, "auto", needed=True)
+    for path in (folder / "Bag").iterdir():
+        path.rename(folder / path.name)
+    with pytest.raises(UserError, match="has no labels: put each class into a folder of its own"):
+        open_part(folder, "auto", needed=True)
 
 
 def test_pictures_without_a_label_stay_out_only_where_labels_are_needed():

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -366,6 +367,10 @@ def test_a_timm_name_writes_nothing_unless_told_where(tmp_path, monkeypatch):
     found = evaluate("knn", "resnet18", x[:60], **given)
     assert found.path is None
     assert list(found.rows) == ["resnet18, untrained", "raw pixels"]
+    assert (
+        "resnet18 has random weights: --pretrained takes published ones, where they are on this machine"
+        in (found.details["notes"])
+    )
     there = evaluate("knn", "resnet18", x[:60], out=tmp_path / "figures", **given)
     assert json.loads(there.path.read_text())["rows"] == found.rows
 
@@ -383,6 +388,7 @@ def test_published_weights_are_read_from_where_they_lie(tmp_path, monkeypatch):
     x, y, _, _ = fashion.load()
     found = evaluate("knn", "resnet18", x[:40], labels=y[:40], k=3, image_size=32, pretrained=True, quiet=True)
     assert list(found.rows) == ["resnet18", "untrained", "raw pixels"]
+    assert not [note for note in found.notes if "random weights" in note]
 
 
 def test_what_is_worth_a_note(run):
@@ -401,11 +407,18 @@ def test_what_is_worth_a_note(run):
     ("task", "subject", "data", "given", "message"),
     [
         ("knnn", None, None, {}, "unknown evaluation 'knnn'; did you mean knn"),
-        ("knn", "no/such/run", None, {}, "is no run folder, checkpoint file or timm model"),
+        ("knn", "no/such/run", None, {}, "is no run folder, checkpoint file or timm model: there is no such file"),
+        ("knn", "resnet19", None, {}, "is no run folder, checkpoint file or timm model; did you mean resnet18"),
         ("knn", "resnet18", None, {}, "resnet18 is a timm model, so name the pictures too"),
         ("knn", None, None, {"image_size": 32}, "are for timm names"),
         ("knn", None, "pictures", {}, "the array has no labels"),
-        ("knn", None, "pictures", {"labels": np.zeros(20, int)}, "pictures of one class only"),
+        (
+            "knn",
+            None,
+            "pictures",
+            {"labels": np.zeros(20, int)},
+            "pictures of one class only, 0: two or more are needed",
+        ),
         ("linear", None, "pictures", {"labels": np.arange(19)}, "19 labels for 20 images"),
         ("knn", None, "no/such.npz", {}, "no such file or folder"),
         (
@@ -457,6 +470,51 @@ def test_a_checkpoint_that_is_none(run, tmp_path):
     (tmp_path / "lonely.pt").touch()
     with pytest.raises(UserError, match="is not in a run folder"):
         evaluate("knn", tmp_path / "lonely.pt", quiet=True)
+
+
+def test_a_damaged_newest_checkpoint_is_noted_and_not_warned_of(run, tmp_path, capsys, recwarn):
+    shutil.copytree(run.path, tmp_path / "run")
+    damaged = moco.Run(tmp_path / "run").checkpoints()
+    damaged[-1].write_bytes(b"torn")
+    found = evaluate("knn", tmp_path / "run", k=3, images=100)
+    note = f"{damaged[-1].name} is damaged; the figures are of step {int(damaged[-2].stem[5:])}"
+    assert found.notes.count(note) == found.details["notes"].count(note) == 1
+    assert found.details["step"] == int(damaged[-2].stem[5:])
+    assert f"note: {note}\n" in capsys.readouterr().out
+    damaged[-1].unlink()
+    assert note not in evaluate("knn", tmp_path / "run", k=3, images=100, quiet=True).notes
+    assert not [one for one in recwarn if "damaged" in str(one.message)]
+
+
+def test_figures_of_other_settings_are_not_replaced_silently(run, quick_probe, tmp_path):
+    x, y, _, _ = fashion.load()
+    given = {"labels": y[:60], "out": tmp_path, "quiet": True, "k": 3}
+
+    def noted(data=x[:60], **other):
+        return [note for note in evaluate("knn", run, data, **given | other).notes if "replaces" in note]
+
+    assert noted() == noted() == noted(device="cpu") == []
+    assert noted(k=5, baseline=False) == ["replaces knn.json, made with baseline yes, k 3; --out FOLDER keeps both"]
+    assert noted(test=x[:30], test_labels=y[:30], k=5, baseline=False) == [
+        "replaces knn.json, made with pictures to learn from 48, pictures to test on 12; --out FOLDER keeps both"
+    ]
+    (tmp_path / "knn.json").write_text('{"settings": 3}')
+    assert noted() == []
+    assert noted(out=tmp_path / "other", k=4) == []
+
+
+def test_the_picture_has_the_name_of_its_figures(run, quick_probe, tmp_path):
+    evaluate("linear", run, images=60, layer=3, grid=2, baseline=False, out=tmp_path, quiet=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "linear-layer3-grid2-confusion.png", "linear-layer3-grid2.json"
+    ]  # fmt: skip
+
+
+def test_an_empty_folder_is_no_run_and_no_timm_name(tmp_path):
+    with pytest.raises(UserError, match=r"is not a run folder: it has no settings\.yaml$"):
+        evaluate("knn", tmp_path, quiet=True)
+    with pytest.raises(UserError, match=r"there is no such file or folder$"):
+        evaluate("knn", tmp_path / "resnet19", quiet=True)
 
 
 def test_features_that_are_no_numbers_are_said_to_be(run):

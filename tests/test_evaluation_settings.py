@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from moco.cli import main
 from moco.errors import UserError
 from moco.evaluation_settings import (
     TASKS,
@@ -57,6 +58,22 @@ def test_mistakes_are_one_line(kind, given, message):
     with pytest.raises(UserError, match=message) as caught:
         inspection(kind, given)
     assert "\n" not in str(caught.value)
+
+
+def test_the_help_says_what_nothing_stands_for(capsys):
+    for words in (["eval", "fewshot"], ["eval", "finetune"], ["eval", "knn"], ["embed"]):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert "(default: )" not in text
+        assert "(default: none)" not in text
+        assert "side of a picture in pixels (default: that of the published weights; of random ones 224, or" in text
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", "-inf"])
+def test_what_is_no_number_is_quoted_as_other_numbers_are(capsys, text):
+    assert main(["eval", "knn", "resnet18", "photos", f"--temperature={text}"]) == 2
+    assert capsys.readouterr().err == f"moco: temperature = {text.lower()}: must be a finite number\n"
 
 
 def test_they_need_no_torch():

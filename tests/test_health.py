@@ -100,6 +100,18 @@ def test_stale_keys_are_caught(proper, pictures, tmp_path):
     assert "--momentum 0.9975" in stale.advice
 
 
+def test_a_damaged_newest_checkpoint_is_noted_and_not_warned_of(proper, pictures, tmp_path, recwarn):
+    run = changed(proper, tmp_path / "run", lambda model: None)
+    (run.path / "checkpoints" / "step-999999999.pt").write_bytes(b"torn")
+    found = health(run, pictures[:256], quiet=True)
+    note = f"step-999999999.pt is damaged; the figures are of step {run.load()['step']}"
+    assert found.notes.count(note) == 1
+    assert json.loads((run.path / "eval" / "health.json").read_text())["notes"].count(note) == 1
+    assert [str(one.message) for one in recwarn if "damaged" in str(one.message)] == [
+        f"{run.path / 'checkpoints' / 'step-999999999.pt'} is damaged and is passed over"  # of run.load() above
+    ]
+
+
 def test_weights_that_are_no_numbers(proper, pictures, tmp_path):
     def spoil(weights):
         weights["query_encoder.backbone.conv1.weight"][0] = torch.nan

@@ -126,6 +126,28 @@ def test_it_opens_quietly_and_fits(sheet, page_file):
     assert not page.complaints
 
 
+def test_the_menu_shows_that_it_goes_on_and_options_stay_whole(sheet, page_file):
+    page = opened(sheet, page_file)
+    menu = page.locator("nav .wide")
+    if not menu.evaluate("menu => menu.scrollWidth > menu.clientWidth"):
+        return
+    box = menu.bounding_box()
+    edge = {"x": box["x"] + box["width"] - 12, "y": box["y"], "width": 12, "height": 8}  # above the words
+    picture = page.screenshot(clip=edge)
+    menu.evaluate("menu => menu.scrollLeft = menu.scrollWidth")
+    page.wait_for_timeout(800)  # it scrolls smoothly
+    at_the_end = page.screenshot(clip=edge)
+    spans = [
+        int(np.ptp(cv2.imdecode(np.frombuffer(one, np.uint8), cv2.IMREAD_GRAYSCALE))) for one in (picture, at_the_end)
+    ]
+    assert spans[0] > 20 > 5 > spans[1]  # a shadow while there is more to the right, and none at the end
+    page.locator("#summary details").evaluate_all("all => all.forEach(one => one.open = true)")
+    flags = page.locator(".flag").all()
+    assert any(flag.inner_text().startswith("--") for flag in flags)
+    for flag in flags:
+        assert flag.evaluate("one => one.getClientRects().length") == 1
+
+
 def test_pointing_at_a_dot_shows_its_picture(sheet, page_file):
     page = opened(sheet, page_file)
     names = page.evaluate("JSON.parse(document.getElementById('data').textContent).map.names")

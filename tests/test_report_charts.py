@@ -17,7 +17,7 @@ from sklearn.neighbors import NearestNeighbors
 from moco.report import layout
 from moco.report.charts import BOTTOM, LEFT, MOST_POINTS, RIGHT, TOP, Chart, Line, line_of, thinned, ticks
 from moco.report.histograms import BINS, Similarities, density
-from moco.report.page import render
+from moco.report.page import _flags, render
 from moco.report.thumbnails import COLUMNS, PER_SHEET, as_seen, scaled, sheets, uri
 
 
@@ -63,6 +63,40 @@ def test_ticks_are_few_round_and_inside(low, span):
     assert len(found) <= 7
     slack = 1e-6 * (abs(low) + span)
     assert all(low - slack <= tick <= low + span + slack for tick in found)
+
+
+def levels(chart):
+    """The numbers at the upright axis, from the top."""
+    return [float(text.removesuffix(" %")) for text in re.findall(r'class="tick end"[^>]*>([^<]+)<', chart.svg)]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "least", "most"),
+    [
+        ([0.0, 0.0], {"share": True, "least": 0, "most": 1}, 0, 10),
+        ([1.0, 0.99], {"share": True, "least": 0, "most": 1}, 85, 100),
+        ([0.99, 0.99], {"least": 0, "most": 1}, 0.9, 1),
+        ([0.99, 1.0], {"least": -1, "most": 1}, 0.98, 1),
+        ([0.0, 0.0], {"zero": True, "least": 0}, 0, 1),
+    ],
+)
+def test_an_axis_shows_nothing_that_cannot_be(values, kind, least, most):
+    chart = Chart("x", "X", "", (Line("x", [1, 2], values),), **kind)
+    assert len(levels(chart)) > 1
+    assert least <= min(levels(chart)) < max(levels(chart)) <= most
+
+
+def test_what_should_not_be_stays_on_the_picture():
+    chart = Chart("x", "X", "", (Line("x", [1, 2], [-0.5, 3.0]),), share=True, least=0, most=1)
+    path = re.search(r'class="curve s0" d="M([^"]+)"', chart.svg).group(1)
+    assert all(TOP <= float(pair.split()[1]) <= BOTTOM for pair in path.split("L"))
+
+
+def test_a_single_point_has_its_own_numbers_only():
+    chart = Chart("age", "Age", "", (Line("age", [2.0], [4.0]),))
+    assert re.findall(r'class="tick [^>]*>([^<]+)<', chart.svg) == ["4", "2"]
+    share = Chart("x", "X", "", (Line("x", [1.5], [0.523]),), share=True)
+    assert re.findall(r'class="tick [^>]*>([^<]+)<', share.svg) == ["52.3 %", "1.5"]
 
 
 def test_names_in_a_picture_are_escaped():
@@ -190,3 +224,11 @@ def test_a_page_allows_itself_only_what_it_brings():
     assert "alert(1)" in page  # as text of the data, in which no tag can begin
     assert "\\udc80" in page
     assert "refresh" not in page.partition("<body>")[0].partition("<style>")[0]
+
+
+def test_options_in_a_text_are_kept_whole_and_the_rest_is_escaped():
+    found = str(_flags("set --bn-groups 8 --shuffle-bn true, not <b> or a--b or -- or 3 -- 4"))
+    assert found == (
+        'set <span class="flag">--bn-groups</span> 8 <span class="flag">--shuffle-bn</span> true, '
+        "not &lt;b&gt; or a--b or -- or 3 -- 4"
+    )

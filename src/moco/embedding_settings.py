@@ -27,14 +27,22 @@ class EmbedSettings(LabelSettings):
     dtype: Literal["float32", "float16"] = Field("float32", description="numbers in the file")
     head: bool = Field(False, description="features behind the projection head of the run, not those of the backbone")
     normalize: bool = Field(False, description="scale each row of features to length 1")
-    images: Count | None = Field(None, description="use at most so many of the pictures, drawn with the seed")
+    images: Count | None = Field(
+        None, description="use at most so many of the pictures, drawn with the seed (default: all)"
+    )
     part: Count = Field(
-        10_240, description="pictures between two savings: what a crash can cost, and what is held in memory"
+        10_240,
+        description="pictures between two savings, rounded up to whole batches of 256: what a crash can cost, and what "
+        "is held in memory",
     )
     pretrained: bool = Field(
         False, description="for a timm name: its published weights, where they are on this machine already"
     )
-    image_size: Count | None = Field(None, description="for a timm name: side of a picture in pixels")
+    image_size: Count | None = Field(
+        None,
+        description="for a timm name: side of a picture in pixels (default: that of the published weights; of random "
+        "ones 224, or that of smaller pictures in an array)",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="of drawn pictures, and of a timm model without --pretrained")
     device: str = Field("auto", description=DEVICE)
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the network")

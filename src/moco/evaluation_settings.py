@@ -23,7 +23,9 @@ class InspectSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data: str = Field("", description="pictures, whatever moco pretrain takes (default: those of the run)")
-    images: Count | None = Field(None, description="use at most so many of the pictures, drawn with the seed")
+    images: Count | None = Field(
+        None, description="use at most so many of the pictures, drawn with the seed (default: all)"
+    )
     out: str = Field("", description="write the figures into this folder (default: RUN/eval; for a timm name none)")
     seed: int = Field(0, ge=0, lt=2**32, description="of splits, draws, views and probes")
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:N")
@@ -43,11 +45,15 @@ class EvaluationSettings(InspectSettings):
     pretrained: bool = Field(
         False, description="for a timm name: its published weights, where they are on this machine already"
     )
-    image_size: Count | None = Field(None, description="for a timm name: side of a picture in pixels")
+    image_size: Count | None = Field(
+        None,
+        description="for a timm name: side of a picture in pixels (default: that of the published weights; of random "
+        "ones 224, or that of smaller pictures in an array)",
+    )
     layer: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="features of this layer instead of the last one, as timm counts them: of a ResNet 0 the stem, "
-        "1 to 4 its stages; of a transformer its blocks from 0",
+        "1 to 4 its stages; of a transformer its blocks from 0 (default: the last)",
     )
     grid: Count = Field(
         1, description="average the layer's map in grid × grid parts and join these; 1: over the whole picture"

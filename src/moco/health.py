@@ -140,8 +140,9 @@ def _admit(where: Where, given: HealthSettings, data: Any, labels: Any) -> _Pati
     """Load the run and draw view pairs from the pictures."""
     assert where.run is not None
     device = find_device(given.device)
-    state: dict[str, Any] = checkpoint_of(where)
-    settings, notes = where.run.settings, []
+    notes: list[str] = []
+    state: dict[str, Any] = checkpoint_of(where, notes)
+    settings = where.run.settings
     rows = settings.batch_size // settings.accumulate
     if settings.processes is not None:
         groups = 1 if settings.sync_bn else settings.processes * settings.bn_groups
@@ -332,7 +333,7 @@ def _duplicates(patient: _Patient) -> Finding:
 
 def _augmentation(patient: _Patient) -> Finding:
     """Does a network that has learned nothing find the other view?"""
-    untrained = load_run(patient.where).untrained
+    untrained = load_run(patient.where, patient.notes).untrained
     assert untrained is not None
     network = untrained(None).to(patient.device).to(memory_format=torch.channels_last)
     first, second = (

@@ -38,7 +38,7 @@ def add_options(
 def add_option(group: argparse._ArgumentGroup, name: str, field: FieldInfo, default: Any) -> None:
     """Add the flag of one settings field: its name in kebab case, its description and default as help."""
     flag, text = "--" + name.replace("_", "-"), (field.description or name).replace("%", "%%")
-    if default != "":
+    if default not in ("", ()) and "(default: " not in text:  # a description may say what None stands for
         text += f" (default: {_shown(default)})"
     if field.annotation is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
@@ -77,7 +77,9 @@ def _is_tuple(annotation: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """A flag's value as YAML would read it."""
+    """A flag's value as YAML would read it, or a number that is none as Python writes it."""
+    if text.lower().lstrip("+-") in ("nan", "inf"):
+        return float(text)
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

@@ -107,10 +107,13 @@ def write_embeddings(
     Raises UserError for anything wrong with run, data, settings or files, and Interrupted after Ctrl-C.
     """
     path = _new_file(Path(out).expanduser())
-    job = _prepare(run, data, labels, given)
+    notes: list[str] = []
+    job = _prepare(run, data, labels, given, notes)
+    if job.part != job.settings.part < len(job.indices):
+        notes.append(f"--part {job.settings.part} is rounded up to {job.part:,}: whole batches of {BATCH} pictures")
     console = None if quiet else Console(soft_wrap=True)
     if console is not None:
-        for notice in job.source.notices:
+        for notice in [*job.source.notices, *(f"note: {note}" for note in notes)]:
             console.print(notice, highlight=False, markup=False)
     with Parts(path, job.identity()).opened() as parts:
         if console is not None and parts.done:
@@ -170,6 +173,11 @@ class _Job:
             checked_features(features, f"the features of {encoder.name}")
             yield batch, torch.nn.functional.normalize(features, dim=1) if settings.normalize else features
 
+    @property
+    def part(self) -> int:
+        """Pictures between two savings: whole batches."""
+        return -(-self.settings.part // BATCH) * BATCH
+
     def numbers(self, features: Tensor) -> Array:
         """Features in the type of the file. Raises UserError for some that it cannot hold."""
         if self.settings.dtype == "float16" and float(features.abs().max()) > torch.finfo(torch.float16).max:
@@ -223,7 +231,10 @@ class _Job:
         }
 
 
-def _prepare(run: str | Path | Run, data: Any, labels: Any, given: dict[str, Any]) -> _Job:
+def _prepare(
+    run: str | Path | Run, data: Any, labels: Any, given: dict[str, Any], notes: list[str] | None = None
+) -> _Job:
+    """All that the encoding works with. notes: gets lines for the reader; without it they are warnings of Python."""
     texts = {name: str(value) for name, value in (("data", data), ("labels", labels)) if is_text(value)}
     settings = inspection(EmbedSettings, given | texts)
     where = locate(run)
@@ -241,6 +252,7 @@ def _prepare(run: str | Path | Run, data: Any, labels: Any, given: dict[str, Any
         image_size=settings.image_size,
         pretrained=settings.pretrained,
         seed=settings.seed,
+        notes=notes,
     )
     encoder.network.to(device).to(memory_format=torch.channels_last)
     found = absolute(named(data=opened).get("data", ()))
@@ -263,7 +275,7 @@ def _new_file(path: Path) -> Path:
 
 def _encode_rest(job: _Job, parts: Parts, console: Console | None) -> None:
     """Encode what no part covers yet, a part at a time."""
-    total, size = len(job.indices), -(-job.settings.part // BATCH) * BATCH
+    total, size = len(job.indices), job.part
     with EncodingProgress(console, total, parts.done) as progress:
         waiting: list[tuple[PictureBatch, Array]] = []
         pictures = 0

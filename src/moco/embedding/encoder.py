@@ -48,9 +48,12 @@ def open_encoder(
     image_size: int | None = None,
     pretrained: bool = False,
     seed: int = 0,
+    notes: list[str] | None = None,
 ) -> Encoder:
     """The query backbone of a run, with `head` the projection head behind it; or a timm model, as `load_timm` does.
 
+    notes: gets a line where newer checkpoints are damaged (without it that is a warning of Python) or a timm model has
+    random weights.
     Raises UserError for weights that cannot be read, and for what a run or a timm model does not have.
     """
     if where.run is None:
@@ -63,22 +66,23 @@ def open_encoder(
             image_size=image_size,
             pretrained=pretrained,
             seed=seed,
+            notes=[] if notes is None else notes,
         )
     elif pretrained or image_size is not None:
         raise UserError("--pretrained and --image-size are for timm names: a run has its own weights and size")
     else:
-        subject = load_run(where)
-    network = _with_head(where) if head else subject.backbone
+        subject = load_run(where, notes)
+    network = _with_head(where, notes) if head else subject.backbone
     weights = weights_fingerprint(network)
     return Encoder(
         network.eval(), subject.size, subject.channels, subject.mean, subject.std, weights, where.name, subject.step
     )
 
 
-def _with_head(where: Where) -> nn.Module:
+def _with_head(where: Where, notes: list[str] | None) -> nn.Module:
     """The query encoder of a run: backbone and projection head."""
     assert where.run is not None
-    held = checkpoint_of(where)["model"]
+    held = checkpoint_of(where, notes)["model"]
     assert isinstance(held, Mapping)
     settings = where.run.settings.model_copy(update={"dictionary": "in-batch"})  # the only one that holds nothing
     with torch.random.fork_rng(devices=[]):

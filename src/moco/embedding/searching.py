@@ -80,7 +80,8 @@ def search(
         raise UserError("name the embedding: --in FILE.parquet, as moco embed wrote it")
     held = open_embeddings(settings.embeddings)
     sheet = _sheet_file(settings, held)
-    encoder = _same_encoder(run, held)
+    notes: list[str] = []
+    encoder = _same_encoder(run, held, notes)
     names, features, pictures, missed = _queries(query, encoder, held, settings, with_pictures=sheet is not None)
     entries = held.entries()
     rows, similarities = nearest_rows(held, features, settings.top)
@@ -92,6 +93,8 @@ def search(
     if sheet is not None:
         _draw(sheet, found, pictures, album)
     if console is not None:
+        for note in notes:
+            console.print(f"note: {note}", highlight=False, markup=False)
         for name, reason in missed:
             console.print(f"note: {printable(name)} cannot be read: {reason}", highlight=False, markup=False)
         if sheet is not None:
@@ -118,8 +121,8 @@ def nearest_rows(embeddings: Embeddings, queries: Array, top: int) -> tuple[Arra
     return rows, best.clip(-1, 1)
 
 
-def _same_encoder(run: str | Path | Run, held: Embeddings) -> Encoder:
-    """The network of `run`, if it is the one that the embedding was made with. Raises UserError."""
+def _same_encoder(run: str | Path | Run, held: Embeddings, notes: list[str]) -> Encoder:
+    """The network of `run`, if it is the one that the embedding was made with; lines to `notes`. Raises UserError."""
     about, where = held.about, locate(run)
     of_timm = where.run is None
     encoder = open_encoder(
@@ -129,6 +132,7 @@ def _same_encoder(run: str | Path | Run, held: Embeddings) -> Encoder:
         image_size=about.get("size") if of_timm else None,
         pretrained=bool(about.get("pretrained")) and of_timm,
         seed=int(about.get("seed", 0)),
+        notes=notes,
     )
     if encoder.weights != about["weights"]:
         before = f"{about.get('run')}" + (f" at step {about['step']}" if about.get("step") else "")

@@ -31,26 +31,24 @@ def per_class(matrix: Tensor) -> list[float | None]:
 
 
 def draw_confusion(matrix: Tensor, classes: Sequence[str], title: str) -> bytes:
-    """The matrix as a PNG: rows are true classes, each sums to 1; numbers in the cells up to 20 classes."""
+    """The matrix as a PNG, in percent: rows are true classes, each sums to 100; numbers in cells up to 20 classes."""
     from matplotlib.figure import Figure
 
-    share = (matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
+    percent = (100 * matrix / matrix.sum(1, keepdim=True).clamp(min=1)).numpy()
     side = min(max(0.55 * len(classes) + 2, 5), 16)
     figure = Figure(figsize=(side + 1, side), layout="constrained")
     axes = figure.add_subplot()
-    picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.8)
+    picture = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
+    figure.colorbar(picture, ax=axes, label="% of the true class", shrink=0.8)
     axes.set(title=title, xlabel="taken for", ylabel="true class")
     # Names come from folders: a dollar sign in one would start a formula.
     names = [name.replace("$", r"\$") for name in classes]
     axes.set_xticks(range(len(classes)), names, rotation=90)
     axes.set_yticks(range(len(classes)), names)
     if len(classes) <= 20:
-        for row, column in torch.from_numpy(share).nonzero().tolist():
-            value = share[row, column]
-            axes.text(
-                column, row, f"{value * 100:.0f}", ha="center", va="center", color="white" if value > 0.5 else "black"
-            )
+        for row, column in torch.from_numpy(percent).nonzero().tolist():
+            value = percent[row, column]
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", color="white" if value > 50 else "black")
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=120)
     return written.getvalue()

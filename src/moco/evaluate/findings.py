@@ -41,6 +41,24 @@ def _judge(value: float, watch: float, bad: float) -> Verdict:
     return "bad" if not value < bad else "watch" if value >= watch else "good"  # NaN is bad
 
 
+def _decimals(value: float, least: int, *bounds: float) -> int:
+    """Decimals, `least` or more, with which a value stands on the same side of its bounds as it does unrounded."""
+    for decimals in range(least, least + 4):
+        rounded = round(value, decimals)
+        if all((rounded < bound, rounded > bound) == (value < bound, value > bound) for bound in bounds):
+            return decimals
+    return least + 4
+
+
+def _number(value: float, least: int, *bounds: float) -> str:
+    return f"{value:.{_decimals(value, least, *bounds)}f}"
+
+
+def _percent(share: float, least: int, *bounds: float) -> str:
+    """A share (0 to 1) in percent; bounds in percent too."""
+    return f"{_number(share * 100, least, *bounds)}%"
+
+
 def loss_finding(loss: float, chance: float, epochs: float) -> Finding:
     """Is anything learned at all? loss and chance in nats (chance: ln(K + 1)); epochs: passes over the data so far."""
     below = (chance - loss) / chance
@@ -76,7 +94,8 @@ def spread_finding(spread: float, cosine: float) -> Finding:
         "watch": "see whether it grows with training; a lower temperature or more negatives spread them",
         "bad": "is momentum well above 0, and the learning rate sane? the key encoder must get no gradient",
     }[verdict]
-    shown = f"spread {spread:.2f}, cosine of random pairs {cosine:+.2f}"
+    shown = f"spread {_number(spread, 2, 0.4, 0.1)}, cosine of random pairs "
+    shown += f"{cosine:+.{_decimals(cosine, 2, 0.75, 0.95)}f}"
     return Finding("spread", shown, verdict, reasons[verdict], advice, {"feature_spread": spread, "cosine": cosine})
 
 
@@ -96,7 +115,7 @@ def rank_finding(rank: float, dead: float, dimensions: int) -> Finding:
         "watch": "compare with a longer run; more varied pictures, a wider head or less weight decay use more of them",
         "bad": "lower the learning rate or the weight decay, and look at the loss",
     }[verdict]
-    shown = f"effective rank {rank:.1f} of {dimensions}, {dead:.0%} dead"
+    shown = f"effective rank {_number(rank, 1, 4.0, 1.5)} of {dimensions}, {_percent(dead, 0, 50, 95)} dead"
     return Finding("rank", shown, verdict, reasons[verdict], advice, {"effective_rank": rank, "dead_dimensions": dead})
 
 
@@ -110,7 +129,7 @@ def alignment_finding(alignment: float, uniformity: float) -> Finding:
         advice = "train longer, or make the augmentation gentler (a larger --crop-scale)"
     else:
         reason, advice = "different pictures lie close together", "a lower temperature pushes them apart"
-    shown = f"alignment {alignment:.2f}, uniformity {uniformity:.2f}"
+    shown = f"alignment {_number(alignment, 2, 1.0, 1.8)}, uniformity {_number(uniformity, 2, -1.0, -0.2)}"
     return Finding("alignment", shown, verdict, reason, advice, {"alignment": alignment, "uniformity": uniformity})
 
 
@@ -123,6 +142,7 @@ def leak_finding(leak: Leak, chance: float, *, shuffled: bool, groups: int, in_b
     """
     gained = max(chance - leak.loss, 1e-9)
     share = leak.gap / gained
+    costs = _percent(share, 1, LEAK_SHARE * 100)
     sure = leak.gap > LEAK_ERRORS * leak.error and leak.gap > LEAK_MATES * leak.most
     open_to_it = not shuffled and not in_batch
     unseen = open_to_it and LEAK_ERRORS * leak.error > LEAK_SHARE * gained
@@ -135,10 +155,10 @@ def leak_finding(leak: Leak, chance: float, *, shuffled: bool, groups: int, in_b
         else "train with --shuffle-bn true"
     )
     if verdict == "bad":
-        reason = f"part of what finds a key is the batch it was normalised in, not the picture ({share:.1%} of what "
+        reason = f"part of what finds a key is the batch it was normalised in, not the picture ({costs} of what "
         reason, advice = reason + "the loss gained)", split
     elif sure:
-        reason = f"keys give away a little of their batch ({share:.1%} of what the loss gained), which costs little"
+        reason = f"keys give away a little of their batch ({costs} of what the loss gained), which costs little"
         advice = f"nothing for a short training; for a long one, {split}"
     elif unseen:
         reason = "keys share the batch of their query, and too little is learned yet to tell what that gives away"
@@ -183,13 +203,14 @@ def stale_finding(
         reason = "old keys no longer belong to this key encoder"
     slower = 1 - (1 - momentum) / 4
     advice = "" if verdict == "good" else f"a slower key encoder (--momentum {slower:.4g}) or a smaller --queue-size"
-    shown = f"cosine {cosines[oldest]:.3f} at age {oldest}, lowest {worst:.3f}"
+    shown = f"cosine {cosines[oldest]:.3f} at age {oldest}, lowest {_number(worst, 3, 0.9, 0.6)}"
     figures = {f"age_{age}": cosine for age, cosine in cosines.items()} | {"lowest": worst}
     if hidden is not None:
         shown += f"; with all keys made anew the loss would be {abs(hidden):.2f} {'higher' if hidden > 0 else 'lower'}"
         figures |= {"age_gap": hidden, "age_gap_share": share}
         if verdict != "good" and easier == verdict:
-            reason += f" ({share:.0%} of what the loss gained), and the loss rises as the learning rate falls"
+            part = _percent(share, 0, 100 / 3, 200 / 3)
+            reason += f" ({part} of what the loss gained), and the loss rises as the learning rate falls"
     return Finding("stale keys", shown, verdict, reason, advice, figures)
 
 
@@ -204,7 +225,7 @@ def negatives_finding(above: float, own: float, queue: int, images: int) -> Find
     elif own > 1:
         verdict, reason = "watch", "the queue holds each picture more than once; the copies are masked, and add nothing"
         advice = f"--queue-size {1 << max((images // 2).bit_length() - 1, 0)} is enough for {images} pictures"
-    shown = f"{above:.2%} above the positive, {own:.2f} own keys masked per query (K {queue})"
+    shown = f"{_percent(above, 2, 10, 40)} above the positive, {own:.2f} own keys masked per query (K {queue})"
     return Finding("negatives", shown, verdict, reason, advice, {"above_positive": above, "own_keys": own})
 
 
@@ -223,13 +244,14 @@ def duplicates_finding(exact: float, near: float, looked_at: int) -> Finding:
         verdict = "watch"
         reason = "many pictures look nearly alike, and are each other's negatives"
         advice = "see with moco check whether they show the same; then keep one of each"
-    shown = f"{exact:.2%} exact, {near:.2%} near of {looked_at}"
+    decimals = max(_decimals(exact * 100, 2, 2, 30), _decimals(near * 100, 2, 10))
+    shown = f"{exact:.{decimals}%} exact, {near:.{decimals}%} near of {looked_at}"
     figures = {"duplicates": exact, "near_duplicates": near}
     return Finding("duplicates", shown, verdict, reason, advice, figures)
 
 
 def temperature_finding(hardest: float, temperature: float) -> Finding:
-    """Share of the gradient on the hardest 1 % of the negatives (0.01: all count alike, 1: only those count)."""
+    """Share of the gradient on the hardest 1% of the negatives (0.01: all count alike, 1: only those count)."""
     if hardest < 0.03:
         verdict, reason, advice = (
             "watch",
@@ -237,11 +259,11 @@ def temperature_finding(hardest: float, temperature: float) -> Finding:
             f"a lower --temperature than {temperature:g}",
         )
     elif hardest > 0.98:
-        verdict, reason = "watch", "only the nearest 1 % of the negatives count"
+        verdict, reason = "watch", "only the nearest 1% of the negatives count"
         advice = f"a higher --temperature than {temperature:g}, above all if there are duplicates"
     else:
         verdict, reason, advice = "good", "near negatives count most, and others still count", ""
-    shown = f"{hardest:.0%} of the gradient on the hardest 1 %"
+    shown = f"{_percent(hardest, 1, 3, 98)} of the gradient on the hardest 1%"
     return Finding(
         "temperature", shown, "watch" if verdict == "watch" else "good", reason, advice, {"hardest": hardest}
     )
@@ -258,7 +280,7 @@ def augmentation_finding(found: float, chance: float) -> Finding:
         reason, advice = "the views of a picture share next to nothing", "gentler crops (a higher --crop-scale)"
     else:
         reason, advice = "views differ, and still show the same picture", ""
-    shown = f"{found:.1%} found by an untrained network"
+    shown = f"{_percent(found, 1, 90, 300 * chance)} found by an untrained network"
     return Finding("augmentation", shown, "watch" if advice else "good", reason, advice, {"found_untrained": found})
 
 
@@ -267,7 +289,7 @@ def data_wait_finding(share: float) -> Finding:
     verdict: Verdict = "watch" if share > 0.3 else "good"
     reason = "training rarely waits for pictures" if verdict == "good" else "training waits for pictures"
     advice = "" if verdict == "good" else "see moco bench for what would help (--workers, --views)"
-    return Finding("data wait", f"{share:.0%} of the time", verdict, reason, advice, {"data_wait": share})
+    return Finding("data wait", f"{_percent(share, 0, 30)} of the time", verdict, reason, advice, {"data_wait": share})
 
 
 def gradient_finding(norms: Mapping[str, float]) -> Finding:

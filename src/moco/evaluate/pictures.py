@@ -86,6 +86,7 @@ def open_part(data: Any, labels: Any, *, needed: bool, most: int | None = None, 
     what = str(data) if isinstance(data, (str, Path)) else "the array"
     indices = np.arange(len(source))
     if needed and source.labels is None:
+        _refuse_one_class(source, what)
         raise UserError(f"{what} has no labels: {LABELS_HINT}")
     if needed and source.labels is not None:
         indices = np.flatnonzero(source.labels >= 0)
@@ -98,6 +99,18 @@ def open_part(data: Any, labels: Any, *, needed: bool, most: int | None = None, 
     names = _names(source)
     numbers, labels_of = np.unique(source.labels[indices], return_inverse=True)
     return Part(source, indices, torch.from_numpy(labels_of), [names(int(number)) for number in numbers], what)
+
+
+def _refuse_one_class(source: Source, what: str) -> None:
+    """Raise UserError for a folder whose pictures all lie in one folder: they have a label, though no other."""
+    names = source.names if isinstance(source, FileSource) else ()
+    folders = {name.rpartition("/")[0] for name in names}
+    first = {folder.partition("/")[0] for folder in folders}
+    if len(first) != 1 or "" in first:
+        return
+    only = first.pop()
+    inside = f"; name {os.path.join(what, only)} if its folders are the classes" if folders != {only} else ""
+    raise UserError(f"{what} has one class only, {only}: two or more are needed, each a folder of its own{inside}")
 
 
 def _names(source: Source) -> Any:

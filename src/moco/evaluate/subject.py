@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,25 +65,38 @@ def locate(name: str | Path | Run) -> Where:
     known = timm.list_models()
     if text.partition(".")[0] in known:
         return Where(text, timm=text)
+    if os.sep in text:  # no timm name looks like that
+        raise UserError(f"{text} is no run folder, checkpoint file or timm model: there is no such file or folder")
     raise UserError(f"{text} is no run folder, checkpoint file or timm model{nearest(text, known)}")
 
 
-def checkpoint_of(where: Where) -> dict[str, object]:
-    """The checkpoint that is meant: the file, or the newest whole one of the run. Raises UserError."""
+def checkpoint_of(where: Where, notes: list[str] | None = None) -> dict[str, object]:
+    """The checkpoint that is meant: the file, or the newest whole one of the run. Raises UserError.
+
+    notes: gets a line, once, where newer ones are damaged; without it that is a warning of Python.
+    """
     assert where.run is not None
     if where.checkpoint is None:
-        return where.run.load()
+        if notes is None:
+            return where.run.load()
+        newest, damaged = where.run.load_beside_damaged()
+        if damaged:
+            names = " and ".join(path.name for path in damaged)
+            note = f"{names} {'is' if len(damaged) == 1 else 'are'} damaged; the figures are of step {newest['step']}"
+            if note not in notes:
+                notes.append(note)
+        return newest
     state = read(where.checkpoint)
     if state is None or "model" not in state:
         raise UserError(f"{where.checkpoint} is damaged, or no checkpoint of moco")
     return state
 
 
-def load_run(where: Where) -> Subject:
-    """The query backbone of a run, and how its pictures are prepared."""
+def load_run(where: Where, notes: list[str] | None = None) -> Subject:
+    """The query backbone of a run, and how its pictures are prepared. notes: as for `checkpoint_of`."""
     assert where.run is not None
     settings = where.run.settings
-    state = checkpoint_of(where)
+    state = checkpoint_of(where, notes)
     weights = state["model"]
     assert isinstance(weights, dict)
     backbone = backbone_of(settings)
@@ -107,12 +121,20 @@ def load_run(where: Where) -> Subject:
 
 
 def load_timm(
-    where: Where, *, channels: int | None, picture_side: int | None, image_size: int | None, pretrained: bool, seed: int
+    where: Where,
+    *,
+    channels: int | None,
+    picture_side: int | None,
+    image_size: int | None,
+    pretrained: bool,
+    seed: int,
+    notes: list[str],
 ) -> Subject:
     """A timm model, with random weights or with its published ones where they lie on this machine.
 
     channels, picture_side: of the pictures, where known. image_size: what was asked for; else that of the published
-    weights, or for random ones the side of the pictures up to 224. Raises UserError where weights are not here.
+    weights, or for random ones the side of the pictures up to 224. notes: gets a line where weights are random.
+    Raises UserError where weights are not here.
     """
     name = where.timm
     if pretrained:
@@ -127,6 +149,7 @@ def load_timm(
             return _born(lambda: timm.create_model(name, num_classes=0), seed if other is None else other)
 
         return Subject(name, model.eval(), untrained, size, 3, tuple(config.mean), tuple(config.std), None, None)
+    notes.append(f"{name} has random weights: --pretrained takes published ones, where they are on this machine")
     size = image_size or min(picture_side or 224, 224)
     channels = channels if channels in (1, 3) else 3
     name = name.partition(".")[0]

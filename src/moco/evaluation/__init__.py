@@ -87,16 +87,19 @@ def evaluate(
     where = locate(subject)
     device = find_device(settings.device)
     train, tested = _parts(where, settings, named)
-    loaded = _load(where, settings, train)
+    notes: list[str] = []
+    loaded = _load(where, settings, train, notes)
     console = None if quiet else Console(soft_wrap=True)
     folder = _folder(where, settings)
     cache = FeatureCache(where.run.path / "features" if where.run is not None else None)
-    work = Comparison(settings, where, loaded, train, tested, device, cache, console, in_memory)
+    work = Comparison(settings, where, loaded, train, tested, device, cache, console, in_memory, notes)
     _note_missing(work)
     figures = run_task(task, work)
-    details = _details(task, where, work, figures)
-    path = write_figures(folder, _file_name(task, where, settings), details, figures.pictures)
-    found = Evaluation(task, figures.rows, details, tuple(work.notes), path)
+    details, name = _details(task, where, work, figures), _file_name(task, where, settings)
+    other = replaced(folder, name, details)  # nothing about these figures: not in their file
+    pictures = {f"{name}-{what}.png": content for what, content in figures.pictures.items()}
+    path = write_figures(folder, name, details, pictures)
+    found = Evaluation(task, figures.rows, details, (*work.notes, *other), path)
     if console is not None:
         show(found, console)
     return found
@@ -128,7 +131,8 @@ def _parts(where: Where, settings: EvaluationSettings, named: Mapping[str, Any])
     if train.labels is not None and test.labels is not None:
         train, test = same_classes(train, test)
         if len(train.known().unique()) < 2 and needed:
-            raise UserError(f"{train.name} has pictures of one class only: there is nothing to tell apart")
+            only = train.classes[int(train.known()[0])]
+            raise UserError(f"{train.name} has pictures of one class only, {only}: two or more are needed")
     return train, test
 
 
@@ -154,11 +158,12 @@ def opened_data(where: Where, text: str, given: Any, label_text: str, given_labe
     return data, label_text or "auto"
 
 
-def _load(where: Where, settings: EvaluationSettings, train: Part) -> Subject:
+def _load(where: Where, settings: EvaluationSettings, train: Part, notes: list[str]) -> Subject:
+    """The network that is asked about; notes: gets lines for the reader."""
     if where.run is not None:
         if settings.pretrained or settings.image_size is not None:
             raise UserError("--pretrained and --image-size are for timm names: a run has its own weights and size")
-        return load_run(where)
+        return load_run(where, notes)
     source = train.source
     side = max(source.images.shape[1:3]) if isinstance(source, ArraySource) else None
     return load_timm(
@@ -168,6 +173,7 @@ def _load(where: Where, settings: EvaluationSettings, train: Part) -> Subject:
         image_size=settings.image_size,
         pretrained=settings.pretrained,
         seed=settings.seed,
+        notes=notes,
     )
 
 
@@ -211,6 +217,35 @@ def _details(task: str, where: Where, work: Comparison, figures: Figures) -> dic
         "notes": work.notes,
         **figures.details,
     }
+
+
+def replaced(folder: Path | None, name: str, details: Mapping[str, Any]) -> list[str]:
+    """A note where NAME.json in a folder has figures of other settings or pictures, and is about to be overwritten."""
+    if folder is None:
+        return []
+    try:
+        before = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        other = _differing(before["settings"], details["settings"])
+        # What was asked for says more than how many pictures that came to.
+        other = other or _differing(before.get("pictures", {}), details.get("pictures", {}), "pictures ")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, or changed by hand
+        return []
+    return [f"replaces {name}.json, made with {', '.join(other)}; --out FOLDER keeps both"] if other else []
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], what: str = "") -> list[str]:
+    """Names and former values of what is not the same; where and on what it was computed does not count."""
+    names = [name for name in now if name in before and name not in ("data", "out", "device", "workers")]
+    return [f"{what}{name} {_word(before[name])}" for name in names if before[name] != now[name]]
+
+
+def _word(value: Any) -> str:
+    """A setting as text."""
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value in (None, "") else str(value)
 
 
 def write_figures(

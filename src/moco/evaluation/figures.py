@@ -23,7 +23,8 @@ Draws = Mapping[str, Sequence[Tensor]]
 class Figures:
     """What a task found.
 
-    rows: figures by row and name, shares from 0 to 1. details: what else goes into the JSON. pictures: PNG by name.
+    rows: figures by row and name, shares from 0 to 1. details: what else goes into the JSON. pictures: PNG by what
+    they show, the end of their file's name.
     """
 
     rows: dict[str, dict[str, float]]
@@ -38,7 +39,7 @@ class Figures:
         self.details["confusion"] = matrix.tolist()
         if work.classes <= MOST_SHOWN:
             title = f"{name}: {work.subject.label}"
-            self.pictures[f"{name}-confusion.png"] = draw_confusion(matrix, work.test.classes, title)
+            self.pictures["confusion"] = draw_confusion(matrix, work.test.classes, title)
 
     def add_draws(self, row: str, draws: Draws, accuracy: Callable[[Tensor, int], float], seed: int) -> None:
         """A row with the mean of `accuracy(rows, seed)` over the draws of each column, and their standard deviation."""

@@ -224,7 +224,7 @@ def _with_contrast(work: Comparison, settings: FineTuneSettings) -> Start:
 
 def _model(work: Comparison, own: RunSettings, rows: int) -> Method:
     """The run's model as its checkpoint has it, normalising `rows` pictures in groups about as large as the run's."""
-    state: Any = checkpoint_of(work.where)
+    state: Any = checkpoint_of(work.where, work.notes)
     pieces = own.batch_size // own.accumulate
     group = pieces // own.bn_groups if own.bn_groups > 1 or not own.shuffle_bn else ASSUMED_GROUP
     groups = max(round(rows / group), 2 if own.shuffle_bn else 1) if own.bn_groups > 1 or own.shuffle_bn else 1

@@ -42,7 +42,7 @@ class Chart:
     """Some curves over the epochs.
 
     name: of the element in the page. title, explanation: what is shown and how to read it. share: values are shares
-    of one, shown in percent. zero: the axis begins at zero.
+    of one, shown in percent. zero: the axis begins at zero. least, most: beyond them no value can be.
     """
 
     name: str
@@ -51,6 +51,8 @@ class Chart:
     lines: tuple[Line, ...]
     share: bool = False
     zero: bool = False
+    least: float | None = None
+    most: float | None = None
 
     @property
     def svg(self) -> Markup:
@@ -157,13 +159,23 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-def _svg(chart: Chart) -> Markup:
-    x_low, x_high = _range(line.x for line in chart.lines)
-    low, high = _range([*line.y, *line.low, *line.high] for line in chart.lines)
+def _levels(chart: Chart) -> tuple[float, float]:
+    """The ends of the upright axis: some room around the curves, and nothing that the quantity cannot be."""
+    values = [value for line in chart.lines for several in (line.y, line.low, line.high) for value in several]
+    bottom, top = min(values), max(values)
+    low, high = (bottom, top) if chart.share else _range([values])
     if chart.share and high - low < LEAST_SHARE:  # a flat curve should look flat
         low, high = (low + high - LEAST_SHARE) / 2, (low + high + LEAST_SHARE) / 2
     low = min(low, 0.0) if chart.zero else low - 0.05 * (high - low)
     high += 0.05 * (high - low)
+    # A damaged file can hold anything: its curve stays on the picture.
+    least, most = (value if bound is None else bound for bound, value in ((chart.least, low), (chart.most, high)))
+    return max(low, min(least, bottom)), min(high, max(most, top))
+
+
+def _svg(chart: Chart) -> Markup:
+    x_low, x_high = _range(line.x for line in chart.lines)
+    low, high = _levels(chart)
 
     def across(value: float) -> float:
         return LEFT + (value - x_low) / (x_high - x_low) * (RIGHT - LEFT)
@@ -172,17 +184,15 @@ def _svg(chart: Chart) -> Markup:
         return BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
 
     parts = []
-    levels = ticks(low, high, 6)
-    for level in levels:
+    points = {point for line in chart.lines for point in zip(line.x, line.y, strict=True)}
+    for level, text in _marks([y for _, y in points], low, high, chart.share, alone=len(points) == 1):
         y = down(level)
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{RIGHT}"/>')
-        parts.append(
-            f'<text class="tick end" x="{LEFT - 6}" y="{y + 4:.1f}">{_tick(level, levels, chart.share)}</text>'
-        )
-    places = ticks(x_low, x_high, 6)
+        parts.append(f'<text class="tick end" x="{LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
+    epochs = {x for x, _ in points}
     parts += [
-        f'<text class="tick middle" x="{across(place):.1f}" y="{BOTTOM + 17}">{_tick(place, places)}</text>'
-        for place in places
+        f'<text class="tick middle" x="{across(place):.1f}" y="{BOTTOM + 17}">{text}</text>'
+        for place, text in _marks(epochs, x_low, x_high, alone=len(epochs) == 1)
     ]
     parts.append(f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
     for line in chart.lines:
@@ -191,17 +201,27 @@ def _svg(chart: Chart) -> Markup:
             parts.append(f'<path class="band s{line.tone % 8}" d="{_path(edge, across, down)}Z"/>')
     for line in chart.lines:
         kind = f"curve s{line.tone % 8}" + (" dashed" if line.dashed or line.tone >= 8 else "")
-        points = list(zip(line.x, line.y, strict=True))
-        parts.append(f'<path class="{kind}" d="{_path(points, across, down)}"/>')
-        if len(points) <= DOTTED and not line.dashed:
+        course = list(zip(line.x, line.y, strict=True))
+        parts.append(f'<path class="{kind}" d="{_path(course, across, down)}"/>')
+        if len(course) <= DOTTED and not line.dashed:
             parts += [
                 f'<circle class="mark s{line.tone % 8}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="2.6"/>'
-                for x, y in points
+                for x, y in course
             ]
     parts.append(f'<path class="cursor" d="M0 {TOP}V{BOTTOM}" visibility="hidden"/>')
     label = escape(chart.summary)
     opened = f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
     return Markup(opened + "".join(parts) + "</svg>")  # numbers, and one label that is escaped
+
+
+def _marks(
+    values: Iterable[float], low: float, high: float, share: bool = False, *, alone: bool
+) -> list[tuple[float, str]]:
+    """Ticks of an axis and their texts; where a value stands alone, only that: numbers around it would say nothing."""
+    if alone:
+        return [(value, f"{value * 100:.3g} %" if share else f"{value:.3g}") for value in values]
+    places = ticks(low, high, 6)
+    return [(place, _tick(place, places, share)) for place in places]
 
 
 def _path(points: Iterable[tuple[float, float]], across: Any, down: Any) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def render(template: str, values: Mapping[str, Any]) -> bytes:
@@ -44,11 +48,17 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["percent"] = _percent
+    environment.filters["flags"] = _flags
     return environment
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{share * 100:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def _flags(text: object) -> Markup:
+    """A text in which no line ends inside the name of an option, though these have hyphens."""
+    return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
 
 
 def _text(name: str) -> str:

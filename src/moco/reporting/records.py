@@ -20,6 +20,7 @@ from moco import __version__
 from moco.errors import UserError
 from moco.recipes import RECIPES, recipe_values
 from moco.report.charts import Chart, between, is_number, line_of
+from moco.reporting.checks import described
 from moco.settings import PretrainSettings, RunSettings
 from moco.train.lock import is_held
 from moco.train.run import SETTINGS, WARNINGS, Run
@@ -28,8 +29,6 @@ Records = list[dict[str, Any]]
 
 PLAIN = ("step", "epoch", "loss", "chance_loss", "learning_rate", "images_per_second", "data_wait", "feature_spread")
 SIMILARITIES = ("positive_similarity", "negative_similarity", "hardest_similarity")
-SHARES = ("accuracy", "retrieval", "dead_dimensions", "share")
-"""Words in the names of checks that are shares, shown in percent."""
 VERSIONS = ("torch", "torchvision", "timm", "numpy", "opencv-python-headless", "pillow", "scikit-learn")
 
 
@@ -63,35 +62,37 @@ def charts(records: Records, settings: RunSettings) -> list[Chart]:
             "loss", "Loss", "Falls below chance as views of a picture find each other. It rises at first, while real "
             "keys replace the random ones that a queue starts with.",
             line_of(training, "loss", "loss"), line_of(training, "chance_loss", "chance", tone=7, dashed=True),
+            least=0,
         ),
         _chart(
             "contrast", "Contrast accuracy", "How often the other view of a picture is the nearest of all keys.",
-            line_of(training, "contrast_accuracy", "found"), share=True, zero=True,
+            line_of(training, "contrast_accuracy", "found"), share=True, zero=True, least=0, most=1,
         ),
         _similarities(training),
         _chart(
-            "spread", "Feature spread", "1 when features fill the sphere, 0 when all pictures look the same to the "
-            "network (collapse).", line_of(training, "feature_spread", "spread"), zero=True,
+            "spread", "Feature spread", "Of the queries of a batch in training: 1 when features fill the sphere, 0 "
+            "when all pictures look the same to the network (collapse).", line_of(training, "feature_spread", "spread"),
+            zero=True, least=0,
         ),
         *_checks([line for line in records if "loss" not in line]),
         _chart(
             "rate", "Learning rate", "The step width of the optimiser, as scheduled.",
-            line_of(training, "learning_rate", "learning rate"), zero=True,
+            line_of(training, "learning_rate", "learning rate"), zero=True, least=0,
         ),
         _momentum(training, settings),
         _chart(
             "speed", "Pictures per second", "How fast the training went.",
-            line_of(training, "images_per_second", "pictures per second"), zero=True,
+            line_of(training, "images_per_second", "pictures per second"), zero=True, least=0,
         ),
         _chart(
             "wait", "Waiting for data", "Part of the time that steps waited for pictures: below 30 % is fine.",
-            line_of(training, "data_wait", "waiting"), share=True, zero=True,
+            line_of(training, "data_wait", "waiting"), share=True, zero=True, least=0, most=1,
         ),
     ]  # fmt: skip
     return [chart for chart in found if chart is not None]
 
 
-def _chart(name: str, title: str, explanation: str, *lines: Any, **kind: bool) -> Chart | None:
+def _chart(name: str, title: str, explanation: str, *lines: Any, **kind: Any) -> Chart | None:
     there = tuple(line for line in lines if line is not None)
     return Chart(name, title, explanation, there, **kind) if there else None
 
@@ -107,28 +108,20 @@ def _similarities(training: Records) -> Chart | None:
         negative = between(negative, negative.y, hardest.y)
     return _chart(
         "similarity", "Similarity", "Cosine of a query with its positive and with the negatives. The shaded part is "
-        "where negatives lie: from their mean to the nearest one.", positive, negative, hardest,
+        "where negatives lie: from their mean to the nearest one.", positive, negative, hardest, least=-1, most=1,
     )  # fmt: skip
 
 
 def _checks(checks: Records) -> list[Chart | None]:
     """The checks after epochs (kNN accuracy where there are labels), a chart each."""
     names = sorted({name for line in checks for name in line if name not in ("step", "epoch")})
-    explanations = {
-        "knn_accuracy": "How often the nearest other pictures vote for the right label: the labels are used for this "
-        "check only.",
-        "retrieval": "How often two views of a picture find each other among all others.",
-    }
-    titles = {"knn_accuracy": "kNN accuracy", "retrieval": "Retrieval"}
-    return [
-        _chart(
-            f"check{number}", titles.get(name, name.replace("_", " ").capitalize()),
-            explanations.get(name, "Measured after epochs."),
-            line_of(checks, name, titles.get(name, name.replace("_", " "))),
-            share=any(word in name for word in SHARES),
-        )
-        for number, name in enumerate(names)
-    ]  # fmt: skip
+    found = []
+    for number, name in enumerate(names):
+        known = described(name)
+        line = line_of(checks, name, name.replace("_", " ").replace("knn", "kNN"))
+        kind = {"share": known.share, "least": known.least, "most": known.most}
+        found.append(_chart(f"check{number}", known.title, known.explanation, line, **kind))
+    return found
 
 
 def _momentum(training: Records, settings: RunSettings) -> Chart | None:
@@ -143,7 +136,9 @@ def _momentum(training: Records, settings: RunSettings) -> Chart | None:
         and getattr(settings, "key_encoder", "momentum") == "momentum"
     ):
         written = line_of([line | {"momentum": setting} for line in training], "momentum", "m")
-    return _chart("momentum", "Momentum", "How slowly the key encoder follows the query encoder.", written)
+    return _chart(
+        "momentum", "Momentum", "How slowly the key encoder follows the query encoder.", written, least=0, most=1
+    )
 
 
 def tiles(records: Records, settings: RunSettings) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from moco.errors import UserError
 from moco.evaluate.contrast_probe import ViewPairs
 from moco.evaluate.pictures import Part, open_part
-from moco.evaluate.subject import Where, load_run
+from moco.evaluate.subject import Where, checkpoint_of, load_run
 from moco.evaluation import opened_data
 from moco.evaluation_settings import ReportSettings
 from moco.health import health
@@ -53,6 +53,10 @@ class Reporter:
     def name(self) -> str:
         """What the page calls the run."""
         return self.run.path.resolve().name
+
+    @property
+    def _where(self) -> Where:
+        return Where(str(self.run.path), run=self.run)
 
     def looked(self, *, pictures: bool = True) -> Looked:
         """What the newest checkpoint makes of the pictures; with pictures=False only whether it is healthy."""
@@ -110,7 +114,7 @@ class Reporter:
             found.notes.append("there is no checkpoint yet: pictures come with the first one")
             return found
         try:
-            state = self.run.load()
+            state: dict[str, Any] = checkpoint_of(self._where, found.notes)
         except UserError as error:
             found.notes.append(f"without pictures: {error}")
             return found
@@ -119,7 +123,7 @@ class Reporter:
             return found
         try:
             opened, label_text = opened_data(
-                Where(str(self.run.path), run=self.run),
+                self._where,
                 self.given.data,
                 self.data,
                 self.given.label_source,
@@ -157,7 +161,7 @@ class Reporter:
             )
             return
         found.health = {"verdict": made.verdict, "findings": [asdict(finding) for finding in made.findings]}
-        found.notes += made.notes
+        found.notes += [note for note in made.notes if note not in found.notes]
 
     def _add_views(self, found: Looked, part: Part, images: int) -> None:
         settings, device = self.run.settings, find_device(self.given.device)
@@ -173,7 +177,7 @@ class Reporter:
     def _add_album(self, found: Looked, part: Part) -> None:
         given = self.given
         try:
-            subject = load_run(Where(str(self.run.path), run=self.run))
+            subject = load_run(self._where, found.notes)
             album = look(
                 subject, part, device=find_device(given.device), precision=given.precision, workers=given.workers,
                 seed=given.seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,14 @@ class Run:
         Raises UserError where there is none yet, or none is whole.
         """
         return self._checkpoints.newest()
+
+    def load_beside_damaged(self) -> tuple[dict[str, Any], list[Path]]:
+        """The same without a warning: the checkpoint, and the damaged ones that it stands in for, the oldest first."""
+        found = self.checkpoints()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).* is damaged and is passed over", UserWarning)
+            state = self._checkpoints.newest()
+        return state, [path for path in found if path.name > f"step-{state['step']:09d}.pt"]
 
     def new_backbone(self) -> nn.Module:
         """The network of the run as it was before training: a timm module with fresh random weights."""
