@@ -37,7 +37,8 @@ ALLOWED = {
     ("report/charts.py", "HTML without escaping"): "SVG made of numbers; what is text is escaped one by one",
     ("report/histograms.py", "HTML without escaping"): "SVG made of numbers",
     ("cli/completion.py", "a shell"): "the name of the shell that a script is printed for",
-    ("comparing/cells.py", "subprocess"): "this program again, its arguments a list",
+    ("comparing/children.py", "subprocess"): "this program again, its arguments a list",
+    ("report/page.py", "HTML without escaping"): "a span around the options of a text that was escaped before",
     ("data/sources/shards.py", "a format string that is no literal"): "of two that stand in the file",
 }
 
